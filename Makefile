@@ -1,0 +1,39 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both make .venv and install into it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: demo test lint format clean help
+
+help: ## show this help
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(VENV)/.bench ## adapt a small network through a stream of corrupted digits; writes an HTML report
+	$(BIN)/acclimate demo
+
+test: $(VENV)/.dev lint ## ruff, mypy and pytest
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "acclimate needs Python 3.10 or newer: make PYTHON=python3.11 ...")'
+	@echo "making $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.%: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "installing acclimate[$*] into $(VENV): a few minutes the first time ..."
+	@$(PIP) install -c constraints.txt -e '.[$*]'
+	@touch $@
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,384 @@
+"""Adapter: a network that keeps learning from the unlabelled batches it predicts.
+
+A method writes `adapt` and nothing else. It runs the network with `predict`, asks for the logits it wants to learn
+from with `rows`, and takes a step with `update`:
+
+    def adapt(self, x):
+        batch = self.predict(x)
+        self.update(entropy=entropy(batch.rows(keep)).mean())
+        return batch.logits
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias, TypedDict
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import Parameter
+from torch.optim import SGD, Optimizer
+
+from . import state
+from .network import check_images, read_logits, refuse_non_finite, refuse_probabilities
+from .norm import Normalisation
+from .parameters import Parameters, choose_parameters
+from .passes import Passes, Step
+from .prediction import STRATEGIES, Prediction, Strategy
+from .selection import AcceptanceAlarm
+from .state import Snapshot, StateError
+
+__all__ = ["Adapter", "Options"]
+
+MakeOptimizer: TypeAlias = Callable[[list[Parameter]], Optimizer]
+
+
+class Options(TypedDict, total=False):
+    """What every learning method takes besides its own arguments."""
+
+    lr: float | None
+    optimizer: MakeOptimizer | None
+    parameters: Parameters
+    statistics: Literal["batch", "source"]
+    strategy: Strategy
+    classes: Sequence[int] | None
+    seed: int
+
+
+class Adapter(nn.Module, ABC):
+    """Wraps a network that returns logits: `logits = adapter(x)` predicts x, then learns from it.
+
+    The network is left as it was found. After a call only the adapted parameters' values differ, and `reset()` takes
+    those back; no module is replaced, no hook stays, BatchNorm keeps its source statistics.
+
+    Args:
+        model: any module that takes a batch and returns logits (B, C) or (B, C, H, W), or has them in `.logits`.
+        lr: learning rate of the paper's SGD with momentum 0.9.
+        optimizer: instead of `lr`, a callable given the parameters, such as `partial(Adam, lr=1e-4)`.
+        parameters: which adapt: `"norm"`, `"all"`, names, or a test of (name, parameter); None for a method that
+            learns nothing.
+        statistics: what BatchNorm normalises by: the `"batch"`, or the `"source"` domain's.
+        strategy: how kept samples get their gradient (see `acclimate.prediction`).
+        classes: adapt and predict over these classes alone (ImageNet-R); logits then have that many columns.
+        seed: of the adapter's own generator, which is part of its state.
+    """
+
+    default_lr: ClassVar[float] = 2.5e-4
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lr: float | None = None,
+        optimizer: MakeOptimizer | None = None,
+        parameters: Parameters | None = "norm",
+        statistics: Literal["batch", "source"] = "batch",
+        strategy: Strategy = "masked",
+        classes: Sequence[int] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"{name}: expected a torch.nn.Module, got {type(model).__name__}")
+        if torch.is_inference_mode_enabled() or any(p.is_inference() for p in model.parameters()):
+            raise RuntimeError(f"{name}: build the model and the adapter outside torch.inference_mode()")
+        if lr is not None and optimizer is not None:
+            raise ValueError(f"{name}: give lr= or optimizer=, not both")
+        if statistics not in ("batch", "source"):
+            raise ValueError(f'{name}: statistics={statistics!r}; expected "batch" or "source"')
+        if strategy not in STRATEGIES:
+            raise ValueError(f"{name}: strategy={strategy!r}; expected one of {', '.join(STRATEGIES)}")
+        adapted = {} if parameters is None else choose_parameters(model, parameters)
+        if parameters is not None and not adapted:
+            why = "the model has no normalisation layer with weights" if parameters == "norm" else "none matches"
+            raise ValueError(f'{name} found no parameter to adapt: {why}. parameters="all" adapts every one')
+
+        self.model = model
+        self.statistics = statistics
+        self.strategy = strategy
+        self.seed = seed
+        self.norm = Normalisation(model)
+        self.passes = Passes().to(self.device)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.classes: Tensor | None
+        self.register_buffer("classes", _class_index(classes, self.device), persistent=False)
+        self._last_class = -1 if classes is None else max(classes)
+
+        self.adapted = tuple(adapted.values())
+        self.names = tuple(adapted)
+        chosen = set(map(id, self.adapted))
+        self._frozen = tuple(p for p in model.parameters() if id(p) not in chosen)
+        make = optimizer or partial(SGD, lr=self.default_lr if lr is None else lr, momentum=0.9)
+        self.optimizer = make(list(self.adapted)) if adapted else None
+
+        self._alarm = AcceptanceAlarm(name)
+        self._trusted = False  # a first batch has shown that the model returns logits
+        self._warned_of_one = False
+        self._source: Snapshot | None = None
+        self._fingerprint: str | None = None
+        self.step = Step(0)
+        """The record of the batch in hand, which `predict`, `rows` and `update` fill."""
+        self._last: Step | None = None
+
+    # What a user calls ------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Predict a batch and learn from it. Returns logits without a graph."""
+        x = check_images(x, self.device)
+        self._remember_source()
+        with self.learning():
+            self.step = step = Step(len(x))
+            logits = self.adapt(x.clone() if x.is_inference() else x.detach())
+        if not step.updated:
+            step.backwards = step.in_graph = 0
+        self.passes.add(step)
+        self._last = step
+        self._alarm.watch(step.kept)
+        return logits.detach()
+
+    @property
+    def last(self) -> Step:
+        """The record of the last batch: what was kept, entropies, the loss by term, passes."""
+        if self._last is None:
+            raise RuntimeError("no batch yet: `last` is the record of the last call")
+        return self._last
+
+    @torch.inference_mode(False)
+    def snapshot(self) -> Snapshot:
+        """A copy of everything that changes between batches."""
+        self._remember_source()
+        return self._copy_state()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot. What follows is, bit for bit, what followed it before."""
+        self._remember_source()
+        parts = _parts(snapshot.tensors)
+        self._check_fit(parts, snapshot.settings)
+        state.restore_optimizer(self.optimizer, parts["optimizer"], snapshot.settings)
+        for name, parameter in zip(self.names, self.adapted, strict=True):
+            parameter.copy_(parts["parameter"][name])
+        for name, module, key in self._slots():
+            value = parts["state"].get(name)
+            setattr(module, key, None if value is None else value.to(self.device, copy=True))
+        self.generator.set_state(parts["generator"]["state"].cpu())
+        self._last = None
+
+    def reset(self) -> None:
+        """Back to the source: parameters, optimizer, the method's state, counters and generator."""
+        self.restore(self._remember_source())
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to one safetensors file: what has changed, not the network. Whole or not at all."""
+        state.write(path, self.snapshot(), method=type(self).__name__, call=repr(self), model=self.fingerprint())
+
+    def load(self, path: str | Path) -> None:
+        """Go on from a saved state. A file of another model, method or version, or a damaged one, changes nothing."""
+        snapshot, call = state.read(path, method=type(self).__name__, model=self.fingerprint())
+        self.restore(snapshot)
+        if call != repr(self):
+            warnings.warn(f"{path} was saved by {call} and goes on as {self!r}", stacklevel=2)
+
+    def fingerprint(self) -> str:
+        """A hash of the network as it was before any adaptation."""
+        if self._fingerprint is None:
+            source = _parts(self._remember_source().tensors)["parameter"]
+            tensors = self.model.state_dict(keep_vars=False)
+            self._fingerprint = state.fingerprint((n, source.get(n, t)) for n, t in tensors.items())
+        return self._fingerprint
+
+    # What a method writes, and what it writes it with -------------------------------------------------------------
+
+    @abstractmethod
+    def adapt(self, x: Tensor) -> Tensor:
+        """Return the logits of x, having learned from it. Gradients are on; only adapted parameters have them."""
+
+    def predict(self, x: Tensor) -> Prediction:
+        """Run the batch, so that `rows` can give a graph. Refuses NaN and infinity before anything has changed."""
+        batch = STRATEGIES[self.strategy](self, x)
+        self._check(x, batch.logits)
+        return batch
+
+    @torch.no_grad()
+    def infer(self, x: Tensor) -> Tensor:
+        """Run the batch without a graph. Refuses NaN and infinity before anything has changed."""
+        logits = self.logits(x)
+        self._check(x, logits)
+        return logits
+
+    def update(self, **terms: Tensor) -> None:
+        """One optimizer step on the sum of the loss's terms."""
+        if self.optimizer is None:
+            raise TypeError(f"{type(self).__name__} was built without parameters to adapt")
+        loss = torch.stack([*terms.values()]).sum()
+        if not loss.requires_grad:
+            raise RuntimeError(
+                "the logits carry no gradient: does the model's forward use torch.no_grad() or detach()?"
+            )
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step.terms = {name: term.detach() for name, term in terms.items()}
+
+    def logits(self, x: Tensor) -> Tensor:
+        """One pass of the full network, normalised as the method has it."""
+        with self.normalising(len(x)):
+            return self.run(x)
+
+    def normalising(self, size: int) -> AbstractContextManager[None]:
+        """How BatchNorm normalises a batch of `size`."""
+        return self.norm.source() if self.statistics == "source" else self.norm.batch(size)
+
+    def run(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+        """One pass, counted, under whatever statistics are in force, perhaps with other parameters."""
+        try:
+            output = self.model(x) if parameters is None else functional_call(self.model, dict(parameters), (x,))
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"the model failed on a batch of shape {tuple(x.shape)} ({x.dtype}): {error}") from error
+        logits = read_logits(output, x)
+        self.step.forwards += len(x)
+        if self.classes is None:
+            return logits
+        if self._last_class >= logits.shape[1]:
+            raise ValueError(f"classes= names class {self._last_class}; the model has {logits.shape[1]} classes")
+        return logits.index_select(1, self.classes)
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Gradients for the adapted parameters and for no other, whatever mode the caller is in."""
+        found = [p for p in self._frozen if p.requires_grad], [p for p in self.adapted if not p.requires_grad]
+        with torch.inference_mode(False), torch.enable_grad():
+            for change in found:
+                for p in change:
+                    p.requires_grad_(not p.requires_grad)
+            try:
+                yield
+            finally:
+                for change in found:
+                    for p in change:
+                        p.requires_grad_(not p.requires_grad)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        tensor = next(self.model.parameters(), next(self.model.buffers(), None))
+        return torch.device("cpu") if tensor is None else tensor.device
+
+    # Inside -------------------------------------------------------------------------------------------------------
+
+    def _check(self, x: Tensor, logits: Tensor) -> None:
+        refuse_non_finite(x, logits)
+        if not self._trusted:
+            refuse_probabilities(logits)
+            self._trusted = True
+        if (
+            len(x) == 1
+            and not self._warned_of_one
+            and self.statistics == "batch"
+            and self.norm.layers
+            and logits.dim() == 2
+        ):
+            self._warned_of_one = True
+            warnings.warn(
+                "a batch of one image: BatchNorm's statistics of a single image are poor. Gather a batch, or give "
+                'statistics="source"',
+                stacklevel=5,
+            )
+        self.step.logits = logits
+
+    def _remember_source(self) -> Snapshot:
+        if self._source is None:
+            self._source = self._copy_state()
+        return self._source
+
+    def _copy_state(self) -> Snapshot:
+        optimizer, settings = state.optimizer_state(self.optimizer)
+        tensors = {f"parameter/{n}": p.detach().clone() for n, p in zip(self.names, self.adapted, strict=True)}
+        for name, module, key in self._slots():
+            if (value := getattr(module, key)) is not None:
+                tensors[f"state/{name}"] = value.clone()
+        tensors |= {f"optimizer/{name}": t for name, t in optimizer.items()}
+        tensors["generator/state"] = self.generator.get_state()
+        return Snapshot(tensors, settings)
+
+    def _slots(self) -> Iterator[tuple[str, nn.Module, str]]:
+        """Where the method keeps its state: the persistent buffers outside the network."""
+        for path, module in self.named_modules():
+            if path != "model" and not path.startswith("model."):
+                for key in module._buffers.keys() - module._non_persistent_buffers_set:
+                    yield f"{path}.{key}", module, key
+
+    def _check_fit(self, parts: Mapping[str, Mapping[str, Tensor]], settings: Mapping[str, Any]) -> None:
+        here = {n: p.shape for n, p in zip(self.names, self.adapted, strict=True)}
+        there = {n: t.shape for n, t in parts["parameter"].items()}
+        if here != there:
+            raise StateError(
+                f"the state adapts {len(there)} parameters and this adapter {len(here)}, or their shapes differ: it "
+                "belongs to another model or another choice of parameters"
+            )
+        if unknown := parts["state"].keys() - {name for name, _, _ in self._slots()}:
+            raise StateError(f"the state belongs to another method: it holds {', '.join(sorted(unknown))}")
+        ours = [] if self.optimizer is None else self.optimizer.param_groups
+        if [set(g) for g in settings.get("groups", [])] != [set(g) for g in ours]:
+            raise StateError("the state belongs to another optimizer")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Moves and casts (`to`, `cuda`, `half`, …) take the optimizer, the source snapshot and the generator along."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(self.optimizer.state_dict())
+        if self._source is not None:
+            moved = {n: t if n.startswith("generator/") else fn(t) for n, t in self._source.tensors.items()}
+            self._source = Snapshot(moved, self._source.settings)
+        if self.generator.device != self.device:
+            self.generator = torch.Generator(self.device).manual_seed(self.seed)
+        return self
+
+    def __repr__(self) -> str:
+        """The call that makes this adapter."""
+        shared = inspect.signature(Adapter.__init__).parameters.keys() | {"source"}
+        own = inspect.signature(type(self).__init__).parameters.values()
+        names = [p.name for p in own if p.kind is p.KEYWORD_ONLY and p.name not in shared]
+        arguments = [type(self.model).__name__, *(f"{name}={getattr(self, name)!r}" for name in names)]
+        if self.optimizer is not None:
+            arguments.append(f"optimizer={_describe(self.optimizer)}")
+            arguments.append(f"statistics={self.statistics!r}, strategy={self.strategy!r}")
+        if self.classes is not None:
+            arguments.append(f"classes={self.classes.tolist()}")
+        return f"{type(self).__name__}({', '.join([*arguments, f'seed={self.seed}'])})"
+
+
+def _describe(optimizer: Optimizer) -> str:
+    usual = {name: p.default for name, p in inspect.signature(type(optimizer)).parameters.items()}
+    group = {name: value for name, value in optimizer.param_groups[0].items() if name in usual and name != "params"}
+    told = [f"{name}={value!r}" for name, value in group.items() if name == "lr" or value != usual[name]]
+    return f"{type(optimizer).__name__}({', '.join(told)})"
+
+
+def _class_index(classes: Sequence[int] | None, device: torch.device) -> Tensor | None:
+    if classes is None:
+        return None
+    if len(set(classes)) != len(classes) or len(classes) < 2 or min(classes) < 0:
+        raise ValueError("classes= takes at least two distinct class indices, none negative")
+    return torch.tensor(list(classes), device=device)
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """A snapshot's tensors by kind: parameter, state, optimizer, generator."""
+    parts: dict[str, dict[str, Tensor]] = {kind: {} for kind in ("parameter", "state", "optimizer", "generator")}
+    for name, tensor in tensors.items():
+        kind, rest = name.split("/", 1)
+        parts[kind][rest] = tensor
+    return parts

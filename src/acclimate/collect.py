@@ -1,0 +1,57 @@
+"""Unlabelled in-distribution images out of a mixed stream, for the Fisher regulariser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from .fisher import Images, image_batches
+from .functional import confidence
+from .network import read_logits
+from .norm import Normalisation
+
+__all__ = ["collect_in_distribution"]
+
+_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "energy": lambda logits: logits.logsumexp(1),
+    "confidence": confidence,
+}
+
+
+def collect_in_distribution(
+    model: nn.Module,
+    stream: Images,
+    *,
+    count: int = 2000,
+    score: Literal["energy", "confidence"] = "energy",
+    threshold: float | None = None,
+    batch_size: int = 64,
+) -> list[Tensor]:
+    """The `count` images of a stream that look most like what the model was trained on, in batches.
+
+    The paper collects EATA's source images so, by an out-of-distribution score of the source network: `"energy"`,
+    lse(z) (Liu et al., 2020), or `"confidence"`, the largest softmax probability; both are high in distribution.
+    Images that score below `threshold` are never taken. The network runs in evaluation mode and is left unchanged.
+    """
+    if score not in _SCORES:
+        raise ValueError(f"score={score!r}: expected one of {', '.join(map(repr, _SCORES))}")
+    if count < 1:
+        raise ValueError(f"count={count}: ask for at least one image")
+    images, scores = torch.empty(0), torch.empty(0)
+    with torch.no_grad(), Normalisation(model).source():
+        for x in image_batches(stream, batch_size):
+            z = _SCORES[score](read_logits(model(x), x))
+            value = z.flatten(1).mean(1) if z.dim() > 1 else z
+            worth = value > (scores.min() if len(scores) == count else float("-inf"))
+            if threshold is not None:
+                worth &= value >= threshold
+            images = torch.cat([images, x[worth]]) if len(images) else x[worth]
+            scores = torch.cat([scores, value[worth]]) if len(scores) else value[worth]
+            scores, best = scores.topk(min(count, len(scores)))
+            images = images[best]
+    if not len(images):
+        raise ValueError("no image was collected: the stream is empty, or threshold is above every score")
+    return list(torch.split(images, batch_size))

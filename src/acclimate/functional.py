@@ -1,0 +1,66 @@
+"""The equations, as pure functions of logits.
+
+Classes are dimension 1, so every function takes (B, C) logits of a classifier and (B, C, H, W) logits of
+a segmenter alike. Numbers in brackets are the paper's equations.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["confidence", "entropy", "kept_rows", "moving_average", "reliability", "similarity", "threshold"]
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """H(p) = −Σ p log p of p = softmax(logits), in nats.
+
+    >>> entropy(torch.zeros(1, 4))  # uniform over four classes: ln 4
+    tensor([1.3863])
+    """
+    log_p = logits.log_softmax(1)
+    return -(log_p.exp() * log_p).sum(1)
+
+
+def confidence(logits: Tensor) -> Tensor:
+    """The largest softmax probability."""
+    return logits.softmax(1).amax(1)
+
+
+def threshold(margin: float, num_classes: int) -> float:
+    """E0 = margin · ln C: `margin` is a fraction of the largest entropy that C classes allow."""
+    return margin * math.log(num_classes)
+
+
+def reliability(entropies: Tensor, e0: float, *, weighted: bool = True) -> Tensor:
+    """S_ent(x) = exp(E0 − H) where H < E0, else 0 (Eq. 3); `weighted=False` keeps the indicator alone."""
+    weight = (e0 - entropies).exp() if weighted else torch.ones_like(entropies)
+    return torch.where(entropies < e0, weight, 0.0)
+
+
+def similarity(logits: Tensor, mean: Tensor) -> Tensor:
+    """|cos(m, p)| between each prediction and the mean prediction m of shape (C,) (Eq. 5)."""
+    m = mean.view(1, -1, *[1] * (logits.dim() - 2))
+    return F.cosine_similarity(m, logits.softmax(1), dim=1).abs()
+
+
+def moving_average(mean: Tensor, logits: Tensor, keep: Tensor, momentum: float = 0.9) -> Tensor:
+    """m ← momentum·m + (1 − momentum)·mean of the kept predictions (Eq. 4).
+
+    An all-zero `mean` is an empty one: the kept predictions' mean takes its place. Where nothing is kept,
+    `mean` comes back as it was. No value is read by the host.
+    """
+    weight = keep.unsqueeze(1).to(logits.dtype)
+    over = [0, *range(2, logits.dim())]
+    kept = weight.sum()
+    current = (logits.softmax(1) * weight).sum(over) / kept.clamp(min=1)
+    blended = torch.where((mean == 0).all(), current, momentum * mean + (1 - momentum) * current)
+    return torch.where(kept > 0, blended, mean)
+
+
+def kept_rows(values: Tensor, keep: Tensor) -> Tensor:
+    """The kept samples of (B, …) values, or the kept pixels of (B, C, H, W) values as (K, C)."""
+    return values[keep] if keep.dim() == 1 else values.movedim(1, -1)[keep]

@@ -1,0 +1,41 @@
+"""BN Adapt: source statistics corrected by the batch's (Schneider et al., 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from torch import Tensor, nn
+
+from ..adapter import Adapter
+
+__all__ = ["BNAdapt"]
+
+
+class BNAdapt(Adapter):
+    """μ = N/(N+n)·μ_source + n/(N+n)·μ_batch, and the same for the variance; n is the batch size. No backward.
+
+    Args:
+        model: a network with BatchNorm layers.
+        prior: N, how many samples the source statistics count for; 0 takes the batch's alone.
+        classes: predict over these classes alone.
+        seed: unused here; every adapter has one.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, prior: float = 64, classes: Sequence[int] | None = None, seed: int = 0
+    ) -> None:
+        super().__init__(model, parameters=None, statistics="source", classes=classes, seed=seed)
+        if not self.norm.layers:
+            raise ValueError("BNAdapt needs BatchNorm layers, and the model has none: Tent and EATA adapt other norms")
+        if prior < 0:
+            raise ValueError(f"BNAdapt: prior={prior} is negative")
+        self.prior = prior
+
+    def normalising(self, size: int) -> AbstractContextManager[None]:
+        """Blended statistics."""
+        return self.norm.blended(self.prior) if self.prior else self.norm.batch(size)
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Predict."""
+        return self.infer(x)

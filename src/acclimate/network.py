@@ -1,0 +1,65 @@
+"""Running a user's network: what it may take, what it must return, and errors that say what to do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["check_images", "read_logits"]
+
+
+def check_images(x: object, device: torch.device) -> Tensor:
+    """Refuse what is no batch of images, in the user's words."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"expected a batch of images as a torch.Tensor, got {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"expected floating-point images, got {x.dtype}: convert them, such as x.float() / 255")
+    if x.dim() < 2:
+        raise ValueError(f"expected a batch of images, got shape {tuple(x.shape)}: add the batch dimension")
+    if x.numel() == 0:
+        raise ValueError(f"the batch is empty: shape {tuple(x.shape)}")
+    if x.device != device:
+        raise ValueError(f"the images are on {x.device}, the model on {device}: move them with x.to({str(device)!r})")
+    return x
+
+
+def read_logits(output: object, x: Tensor) -> Tensor:
+    """The logits in a network's output: the output itself, or its `.logits` (transformers)."""
+    logits = getattr(output, "logits", output)
+    if not isinstance(logits, Tensor):
+        raise TypeError(
+            f"the model returned {type(output).__name__}, not logits: wrap it in a module whose forward returns one "
+            "tensor of shape (B, C) or (B, C, H, W)"
+        )
+    if not logits.is_floating_point() or logits.dim() not in (2, 4) or logits.shape[1] < 2:
+        raise ValueError(
+            f"the model's output is not logits: got {logits.dtype} of shape {tuple(logits.shape)}, expected floating "
+            "point of shape (B, C) or (B, C, H, W) with at least two classes"
+        )
+    if logits.shape[0] != x.shape[0]:
+        raise ValueError(
+            f"{x.shape[0]} images gave {logits.shape[0]} rows of logits, for input of shape {tuple(x.shape)}: is the "
+            "batch dimension missing or folded?"
+        )
+    return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+
+
+def refuse_non_finite(x: Tensor, logits: Tensor) -> None:
+    """Raise for NaN or infinity in the input or the output: one read by the host for both."""
+    finite_x, finite_z = torch.stack([x.isfinite().all(), logits.isfinite().all()]).tolist()
+    if not finite_x:
+        bad = int((~x.isfinite().flatten(1).all(1)).sum())
+        raise ValueError(f"NaN or infinity in {bad} of {len(x)} images: the batch was refused, and nothing was learned")
+    if not finite_z:
+        raise ValueError(
+            "the model returned NaN or infinite logits for finite images: the batch was refused, and nothing was "
+            "learned. reset() goes back to the source network"
+        )
+
+
+def refuse_probabilities(logits: Tensor) -> None:
+    """Raise where the model seems to end in a softmax."""
+    if bool((logits >= 0).all()) and bool(((logits.sum(1) - 1).abs() < 1e-3).all()):
+        raise ValueError(
+            "the model's output looks like probabilities (every row sums to one): return logits, without the softmax"
+        )

@@ -1,0 +1,141 @@
+"""Which statistics BatchNorm layers use, for the length of a `with` block.
+
+    norm = Normalisation(model)
+    with norm.batch():
+        logits = model(x)      # normalised by x's own mean and variance
+
+Every mode also holds Dropout, DropPath and the like off, and leaves flags, buffers and hooks as it found them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+__all__ = ["Normalisation", "Record"]
+
+Statistics: TypeAlias = tuple[Tensor, Tensor]  # mean and variance a channel
+Record: TypeAlias = dict[nn.Module, list[Statistics]]  # in the order of a layer's calls
+
+
+def batch_moments(x: Tensor, correction: int = 0) -> Statistics:
+    """Mean and variance of each channel; `correction=1` is the variance that running buffers hold."""
+    values = x if x.dtype == torch.float64 else x.float()
+    variance, mean = torch.var_mean(values, [0, *range(2, x.dim())], correction=0 if _lone(x) else correction)
+    return mean, variance
+
+
+def _lone(x: Tensor) -> bool:
+    """One value a channel, which has no variance."""
+    return x.numel() == x.shape[1]
+
+
+class Normalisation:
+    """The ways in which a model's BatchNorm layers may normalise. The layers are looked up once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = tuple(model.modules())
+        self.layers = tuple(m for m in self.modules if isinstance(m, _BatchNorm))
+
+    @contextmanager
+    def source(self) -> Iterator[None]:
+        """Evaluation mode: the statistics collected in training."""
+        awake = [m for m in self.modules if m.training]
+        for module in awake:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in awake:
+                module.training = True
+
+    @contextmanager
+    def batch(self, size: int | None = None) -> Iterator[None]:
+        """The current batch's statistics, with gradients through them; source buffers stay untouched.
+
+        Given `size=1`, a layer that sees one value a channel, whose variance is nothing, keeps to its source
+        statistics instead of failing.
+        """
+        hooks = []
+        with self.source():
+            tracked = [layer for layer in self.layers if layer.track_running_stats]
+            for layer in self.layers:
+                layer.training = True
+                layer.track_running_stats = False  # else torch would overwrite the source buffers
+            if size == 1:
+                hooks = [layer.register_forward_pre_hook(_source_if_lone) for layer in tracked]
+            try:
+                yield
+            finally:
+                for hook in hooks:
+                    hook.remove()
+                for layer in self.layers:
+                    layer.training = False
+                for layer in tracked:
+                    layer.track_running_stats = True
+
+    @contextmanager
+    def blended(self, prior: float) -> Iterator[None]:
+        """N/(N+n) of the source's and n/(N+n) of the batch's, for N = `prior` and a batch of n; no gradient."""
+
+        def blend(layer: _BatchNorm, x: Tensor) -> Statistics:
+            mean, variance = batch_moments(x, correction=1)
+            if layer.running_mean is None or layer.running_var is None:
+                return mean, variance
+            share = x.shape[0] / (prior + x.shape[0])
+            return layer.running_mean.lerp(mean, share), layer.running_var.lerp(variance, share)
+
+        with self._using(blend):
+            yield
+
+    @contextmanager
+    def recorded(self) -> Iterator[Record]:
+        """The batch's statistics, without gradients through them, noted for `replayed`."""
+        record: Record = {layer: [] for layer in self.layers}
+
+        def note(layer: _BatchNorm, x: Tensor) -> Statistics:
+            mean, variance = layer.running_mean, layer.running_var
+            if mean is None or variance is None or not _lone(x):
+                mean, variance = batch_moments(x.detach())
+            record[layer].append((mean, variance))
+            return mean, variance
+
+        with self._using(note):
+            yield record
+
+    @contextmanager
+    def replayed(self, record: Record) -> Iterator[None]:
+        """The statistics of an earlier pass, so that a part of its batch is normalised as it was then."""
+        calls = {layer: iter(statistics) for layer, statistics in record.items()}
+        with self._using(lambda layer, _: next(calls[layer])):
+            yield
+
+    @contextmanager
+    def _using(self, statistics: Callable[[_BatchNorm, Tensor], Statistics]) -> Iterator[None]:
+        """Evaluation mode, with what `statistics(layer, input)` says in the place of the running buffers."""
+        found = [(layer, layer.running_mean, layer.running_var) for layer in self.layers]
+        source = {layer: (mean, variance) for layer, mean, variance in found}
+
+        def use(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            assert isinstance(layer, _BatchNorm)  # noqa: S101
+            layer.running_mean, layer.running_var = source[layer]
+            layer.running_mean, layer.running_var = statistics(layer, inputs[0])
+
+        with self.source():
+            hooks = [layer.register_forward_pre_hook(use) for layer in self.layers]
+            try:
+                yield
+            finally:
+                for hook in hooks:
+                    hook.remove()
+                for layer, mean, variance in found:
+                    layer.running_mean, layer.running_var = mean, variance
+
+
+def _source_if_lone(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    layer.training = not _lone(inputs[0])

@@ -1,0 +1,67 @@
+"""What a step did and what it cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from .functional import entropy
+
+__all__ = ["Passes", "Step"]
+
+
+@dataclass
+class Step:
+    """The record of one batch, `adapter.last`. Tensors stay on their device: only reading one waits for it."""
+
+    size: int
+    logits: Tensor | None = None
+    kept: Tensor | None = None
+    """S(x) > 0, a sample or a pixel; None where the method learns from everything or from nothing."""
+    terms: dict[str, Tensor] = field(default_factory=dict)
+    """The loss, term by term; empty where no step was taken."""
+    forwards: int = 0
+    backwards: int | Tensor = 0
+    """Samples whose logits received a gradient: the paper's count for EATA, EATA-C and SAR."""
+    in_graph: int = 0
+    """Samples that were in the graph of a backward pass: the paper's count for ROID."""
+
+    @property
+    def entropy(self) -> Tensor | None:
+        """H of each prediction, computed when asked for."""
+        return None if self.logits is None else entropy(self.logits)
+
+    @property
+    def loss(self) -> Tensor | None:
+        """The sum of the terms; None where no step was taken."""
+        return sum(self.terms.values(), torch.zeros(())) if self.terms else None
+
+    @property
+    def updated(self) -> bool:
+        """Whether the batch changed the network."""
+        return bool(self.terms)
+
+
+class Passes(nn.Module):
+    """Per-sample counts since the last reset: forwards, and backwards counted both ways (see `Step`)."""
+
+    forwards: Tensor
+    backwards: Tensor
+    in_graph: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("forwards", "backwards", "in_graph"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.int64))
+
+    def add(self, step: Step) -> None:
+        """Count a step."""
+        self.forwards += step.forwards
+        self.backwards += step.backwards
+        self.in_graph += step.in_graph
+
+    def extra_repr(self) -> str:
+        """The three counts."""
+        return f"forwards={int(self.forwards)}, backwards={int(self.backwards)}, in_graph={int(self.in_graph)}"

@@ -1,0 +1,136 @@
+"""Snapshots of an adapter, in memory and as one safetensors file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ._version import __version__
+
+__all__ = ["Snapshot", "StateError"]
+
+_FORMAT = "acclimate-state"
+_VERSION = 1
+
+
+class StateError(ValueError):
+    """A state that does not belong to this adapter, or a file that is not whole. Nothing was changed."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of everything that changes between batches: tensors, and the optimizer's settings."""
+
+    tensors: Mapping[str, Tensor]
+    settings: Mapping[str, Any]
+
+
+def optimizer_state(optimizer: Optimizer | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimizer's state, as named tensors and what is left, of plain values."""
+    if optimizer is None:
+        return {}, {}
+    packed = optimizer.state_dict()
+    tensors, values = {}, {}
+    for index, entry in packed["state"].items():
+        for key, value in entry.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}/{key}"] = value.clone()
+            else:
+                values[f"{index}/{key}"] = value
+    return tensors, {"groups": deepcopy(packed["param_groups"]), "values": values}
+
+
+def restore_optimizer(optimizer: Optimizer | None, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
+    """The reverse of `optimizer_state`."""
+    if optimizer is None:
+        return
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in (*settings["values"].items(), *((n, t.clone()) for n, t in tensors.items())):
+        index, key = name.split("/", 1)
+        state.setdefault(int(index), {})[key] = value
+    optimizer.load_state_dict({"state": state, "param_groups": deepcopy(settings["groups"])})
+
+
+def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """A hash of named tensors: names, types, shapes and every byte."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in tensors:
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def write(path: str | Path, snapshot: Snapshot, *, method: str, call: str, model: str) -> None:
+    """One file, whole or not at all: written beside its place and moved there."""
+    tensors = {name: t.detach().cpu().contiguous() for name, t in snapshot.tensors.items()}
+    try:
+        settings = json.dumps(snapshot.settings)
+    except TypeError as error:
+        raise StateError(f"the optimizer's settings cannot be written to a file: {error}") from error
+    metadata = {
+        "format": _FORMAT,
+        "version": str(_VERSION),
+        "method": method,
+        "call": call,
+        "model": model,
+        "settings": settings,
+        "checksum": _checksum(tensors, settings),
+        "acclimate": __version__,
+    }
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(to_bytes(tensors, metadata))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read(path: str | Path, *, method: str, model: str) -> tuple[Snapshot, str]:
+    """The snapshot in a file and the call of the adapter that wrote it. Refuses any other method's or model's."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no adapter state at {path}")
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise StateError(f"{path} is damaged or no safetensors file: {error}") from error
+    if metadata.get("format") != _FORMAT:
+        raise StateError(f"{path} is a safetensors file, but not one that an adapter saved")
+    if metadata.get("version") != str(_VERSION):
+        raise StateError(
+            f"{path} has state version {metadata.get('version')}, written by acclimate {metadata.get('acclimate')}; "
+            f"acclimate {__version__} reads version {_VERSION}"
+        )
+    if metadata.get("checksum") != _checksum(tensors, metadata.get("settings", "")):
+        raise StateError(f"{path} is damaged: its checksum does not match its content")
+    if metadata.get("method") != method:
+        raise StateError(f"{path} is a state of {metadata.get('method')}, not of {method}")
+    if metadata.get("model") != model:
+        raise StateError(f"{path} was saved for another model: the source weights differ")
+    settings = json.loads(metadata["settings"])
+    for group in settings.get("groups", []):  # JSON has no tuples: Adam's betas are one
+        group |= {key: tuple(v) for key, v in group.items() if key != "params" and isinstance(v, list)}
+    return Snapshot(tensors, settings), metadata.get("call", "")
+
+
+def _checksum(tensors: Mapping[str, Tensor], settings: str) -> str:
+    content = fingerprint(sorted(tensors.items()))
+    return hashlib.blake2b(f"{content} {settings}".encode(), digest_size=16).hexdigest()

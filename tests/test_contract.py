@@ -1,0 +1,275 @@
+"""What every method promises, over every family of networks."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from cases import CASES, LEARNERS, TABLE
+from networks import CLASSES, make, stream
+from torch import Tensor, nn
+
+import acclimate
+from acclimate import Adapter, StateError
+
+LR = 1e-2  # large enough to be seen after a few steps
+
+
+def adapter_of(name: str, family: str, **keywords: object) -> Adapter:
+    case = CASES[name]
+    if case.learns:
+        keywords.setdefault("lr", LR)
+    return case.make(make(family), **keywords)
+
+
+def everything_in(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def flags(model: nn.Module) -> list[object]:
+    """Everything about a network that a call must leave as it was, besides its weights."""
+    seen: list[object] = []
+    for name, module in model.named_modules():
+        hooks = [len(v) for k, v in vars(module).items() if k.endswith("_hooks")]
+        seen.append((name, id(module), module.training, getattr(module, "track_running_stats", None), hooks))
+    seen += [(name, id(p), p.requires_grad, p.grad is None) for name, p in model.named_parameters()]
+    return seen
+
+
+@pytest.mark.parametrize(("name", "family"), TABLE)
+def test_predicts_finite_logits_without_a_graph(name: str, family: str) -> None:
+    adapter = adapter_of(name, family)
+    for x in stream():
+        logits = adapter(x)
+        assert logits.shape[:2] == (len(x), CLASSES)
+        assert logits.isfinite().all()
+        assert not logits.requires_grad
+
+
+@pytest.mark.parametrize(("name", "family"), TABLE)
+def test_only_declared_parameters_move(name: str, family: str) -> None:
+    adapter = adapter_of(name, family)
+    before, found = everything_in(adapter.model), flags(adapter.model)
+    for x in stream():
+        adapter(x)
+    after = everything_in(adapter.model)
+    moved = {k for k in before if not torch.equal(before[k], after[k])}
+    assert moved <= set(adapter.names)
+    assert bool(moved) == CASES[name].learns
+    assert flags(adapter.model) == found
+
+
+@pytest.mark.parametrize(("name", "family"), TABLE)
+def test_a_model_in_training_mode_stays_so_and_dropout_stays_off(name: str, family: str) -> None:
+    resting, awake = adapter_of(name, family), adapter_of(name, family)
+    awake.model.train()
+    found = flags(awake.model)
+    for x in stream(2):
+        assert torch.equal(resting(x), awake(x))
+    assert flags(awake.model) == found
+
+
+@pytest.mark.parametrize(("name", "family"), TABLE)
+def test_reset_is_bitwise(name: str, family: str) -> None:
+    adapter = adapter_of(name, family)
+    source = everything_in(adapter.model)
+    first = [adapter(x) for x in stream()]
+    adapter.reset()
+    assert same(everything_in(adapter.model), source)
+    assert int(adapter.passes.forwards) == 0
+    assert all(torch.equal(a, adapter(x)) for a, x in zip(first, stream(), strict=True))
+
+
+@pytest.mark.parametrize(("name", "family"), TABLE)
+def test_a_snapshot_replays_bitwise(name: str, family: str, tmp_path: Path) -> None:
+    adapter = adapter_of(name, family)
+    warm_up, later = stream()[:2], stream(3, seed=200)
+    for x in warm_up:
+        adapter(x)
+    snapshot = adapter.snapshot()
+    adapter.save(tmp_path / "state.safetensors")
+    first = [adapter(x) for x in later]
+
+    adapter.restore(snapshot)
+    assert all(torch.equal(a, adapter(x)) for a, x in zip(first, later, strict=True))
+
+    other = adapter_of(name, family)
+    other.load(tmp_path / "state.safetensors")
+    assert all(torch.equal(a, other(x)) for a, x in zip(first, later, strict=True))
+    assert other.passes.state_dict() == adapter.passes.state_dict()
+    assert [p.name for p in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_replays_bitwise_in_a_new_process(name: str, tmp_path: Path) -> None:
+    adapter = adapter_of(name, "bn")
+    for x in stream()[:2]:
+        adapter(x)
+    adapter.save(tmp_path / "state.safetensors")
+    torch.save([adapter(x) for x in stream(3, seed=200)], tmp_path / "expected.pt")
+    program = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch; torch.set_num_threads(2)
+from networks import stream
+from test_contract import adapter_of
+adapter = adapter_of({name!r}, "bn")
+adapter.load({str(tmp_path / "state.safetensors")!r})
+expected = torch.load({str(tmp_path / "expected.pt")!r})
+sys.exit(not all(torch.equal(a, adapter(x)) for a, x in zip(expected, stream(3, seed=200), strict=True)))
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("name", "family"), TABLE)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_non_finite_images_are_refused_and_change_nothing(name: str, family: str, bad: float) -> None:
+    adapter = adapter_of(name, family)
+    x = stream()[0]
+    adapter(x)
+    before, found, state = everything_in(adapter.model), flags(adapter.model), adapter.snapshot()
+    poisoned = x.clone()
+    poisoned[3, 0, 2, 2] = bad
+    with pytest.raises(ValueError, match="NaN or infinity in 1 of 8 images"):
+        adapter(poisoned)
+    assert same(everything_in(adapter.model), before)
+    assert flags(adapter.model) == found
+    assert same(dict(adapter.snapshot().tensors), dict(state.tensors))
+
+
+@pytest.mark.parametrize(("name", "family"), TABLE)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_works_where_gradients_are_off(name: str, family: str, mode: type) -> None:
+    plain, within = adapter_of(name, family), adapter_of(name, family)
+    expected = [plain(x) for x in stream()]
+    with mode():
+        assert all(torch.equal(a, within(x.clone())) for a, x in zip(expected, stream(), strict=True))
+        within.restore(within.snapshot())
+        within(stream()[0].clone())
+        within.reset()
+        assert torch.equal(expected[0], within(stream()[0].clone()))
+    assert torch.equal(expected[1], within(stream()[1]))
+
+
+@pytest.mark.parametrize(("name", "family"), TABLE)
+def test_passes_are_counted(name: str, family: str) -> None:
+    adapter = adapter_of(name, family)
+    forwards = backwards = in_graph = 0
+    for x in stream():
+        adapter(x)
+        last = adapter.last
+        forwards, backwards, in_graph = (
+            forwards + last.forwards,
+            backwards + int(last.backwards),
+            in_graph + last.in_graph,
+        )
+        assert last.updated == (last.in_graph > 0) == (last.loss is not None)
+        if not CASES[name].learns:
+            assert (last.forwards, last.backwards, last.in_graph) == (len(x), 0, 0)
+    assert [int(c) for c in adapter.passes.buffers()] == [forwards, backwards, in_graph]
+    assert in_graph >= backwards
+
+
+@pytest.mark.parametrize(("name", "family"), TABLE)
+def test_a_batch_of_one(name: str, family: str) -> None:
+    adapter = adapter_of(name, family)
+    x = stream()[0][:1]
+    if CASES[name].learns and family == "bn":
+        with pytest.warns(UserWarning, match="a batch of one image"):
+            logits = adapter(x)
+    else:
+        logits = adapter(x)
+    assert logits.isfinite().all()
+    assert adapter(x).isfinite().all()  # without a second warning
+
+
+@pytest.mark.parametrize(("name", "family"), TABLE)
+def test_short_last_batch(name: str, family: str) -> None:
+    adapter = adapter_of(name, family)
+    for size in (8, 3, 8):
+        assert len(adapter(stream()[0][:size])) == size
+
+
+@pytest.mark.parametrize(("name", "family"), TABLE)
+def test_class_mask(name: str, family: str) -> None:
+    classes = [7, 2, 5]
+    adapter = adapter_of(name, family, classes=classes)
+    logits = adapter(stream()[0])
+    assert logits.shape[1] == 3
+    assert torch.equal(logits, adapter_of(name, family)(stream()[0])[:, classes])
+
+
+@pytest.mark.parametrize(("name", "family"), TABLE)
+def test_moves_and_casts_take_everything_along(name: str, family: str) -> None:
+    adapter = adapter_of(name, family)
+    for x in stream()[:2]:
+        adapter(x)
+    adapter.double()
+    assert adapter(stream()[2].double()).dtype == torch.float64
+    adapter.reset()
+    assert adapter(stream()[0].double()).isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "family"), TABLE)
+def test_a_deep_copy_is_independent(name: str, family: str) -> None:
+    adapter = adapter_of(name, family)
+    adapter(stream()[0])
+    other = copy.deepcopy(adapter)
+    expected = [adapter(x) for x in stream()[1:]]
+    assert all(torch.equal(a, other(x)) for a, x in zip(expected, stream()[1:], strict=True))
+
+
+@pytest.mark.parametrize(("name", "family"), LEARNERS)
+def test_other_optimizers(name: str, family: str, tmp_path: Path) -> None:
+    def make_one() -> Adapter:
+        return adapter_of(name, family, lr=None, optimizer=lambda p: torch.optim.Adam(p, lr=1e-3))
+
+    adapter = make_one()
+    for x in stream():
+        adapter(x)
+    adapter.save(tmp_path / "state")
+    other = make_one()
+    other.load(tmp_path / "state")
+    assert torch.equal(adapter(stream()[0]), other(stream()[0]))
+    with pytest.raises(StateError, match="another optimizer"):
+        adapter_of(name, family).load(tmp_path / "state")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_repr_prints_the_call(name: str) -> None:
+    adapter = adapter_of(name, "bn")
+    assert repr(adapter).startswith(f"{type(adapter).__name__}(ConvNet, ")
+    assert repr(adapter).endswith("seed=0)")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_permuting_a_batch_permutes_its_logits(name: str) -> None:
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(0))
+    x = stream()[0]
+    family = CASES[name].families[0]
+    torch.testing.assert_close(adapter_of(name, family)(x)[order], adapter_of(name, family)(x[order]))
+
+
+@pytest.mark.parametrize(("name", "family"), TABLE)
+@pytest.mark.gpu
+def test_agrees_on_the_gpu(name: str, family: str) -> None:
+    here, there = adapter_of(name, family), adapter_of(name, family).cuda()
+    for x in stream():
+        torch.testing.assert_close(here(x), there(x.cuda()).cpu(), rtol=1e-3, atol=1e-3)
+    there.reset()
+    torch.testing.assert_close(
+        adapter_of(name, family)(stream()[0]), there(stream()[0].cuda()).cpu(), rtol=1e-3, atol=1e-3
+    )
+
+
+def test_public_names_have_docstrings() -> None:
+    for name in acclimate.__all__:
+        thing = getattr(acclimate, name)
+        assert isinstance(thing, (str, dict)) or thing.__doc__, name
