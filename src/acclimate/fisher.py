@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import Parameter
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parameters_to_vector
 
 from .network import check_images, refuse_non_finite
@@ -112,7 +113,8 @@ def _independent_gradients(adapter: Adapter, x: Tensor) -> Iterator[Tensor]:
         return pseudo_label_loss(adapter.run(image.unsqueeze(0), theta)).squeeze(0)
 
     theta = {name: p.detach() for name, p in zip(adapter.names, adapter.adapted, strict=True)}
-    with adapter.normalising(len(x)):
+    # the fused attention kernels have no batching rule
+    with adapter.normalising(len(x)), sdpa_kernel(SDPBackend.MATH):
         rows = vmap(grad(loss), in_dims=(None, 0))(theta, x)
     yield torch.cat([rows[name].flatten(1) for name in theta], 1)
 

@@ -1,0 +1,124 @@
+"""The command line, thin: it parses, shows progress and prints."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from .evaluate import Result
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+    from rich.table import Table
+except ImportError as error:
+    sys.exit(f"the command line needs an extra ({error.name} is missing): pip install 'acclimate[bench]'")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Test-time adaptation for PyTorch vision models: efficient, calibrated, without forgetting.",
+)
+console = Console()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"acclimate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
+@app.command()
+def methods() -> None:
+    """List the methods."""
+    from .methods import METHODS
+
+    for name, method in METHODS.items():
+        console.print(f"[bold]{name:10}[/] {(method.__doc__ or '').splitlines()[0]}", highlight=False)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("acclimate-demo"),
+    method: Annotated[
+        list[str] | None, typer.Option(help="A method to run; repeat for more. `acclimate methods` lists them.")
+    ] = None,
+    severity: Annotated[int, typer.Option(min=1, max=5, help="How strong the corruptions are.")] = 4,
+    images: Annotated[int, typer.Option(min=8, max=1600, help="Digits in each corruption.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of the corruptions and the adapters.")] = 0,
+    device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
+) -> None:
+    """Adapt a small network through a lifelong stream of corrupted digits; writes an HTML report."""
+    from .demo import Demo
+    from .evaluate import Moment, evaluate
+    from .methods import METHODS
+    from .stream import Scenario
+
+    if unknown := [name for name in method or () if name not in METHODS]:
+        raise typer.BadParameter(f"no method {unknown[0]!r}: choose from {', '.join(METHODS)}", param_hint="--method")
+    show = Demo(method or Demo.methods, severity, images, seed, device)
+
+    results: list[Result] = []
+    with _progress() as progress:
+        making = progress.add_task("digits", total=len(show.corruptions), note="")
+        domains = []
+        for domain in show.domains():
+            domains.append(domain)
+            progress.update(making, advance=1, note=domain.name)
+        scenario = Scenario("lifelong", domains)
+        for adapter in show.adapters():
+            task = progress.add_task(type(adapter).__name__, total=len(scenario), note="")
+
+            def advance(moment: Moment, accuracy: float, task: TaskID = task) -> None:
+                progress.update(task, advance=1, note=f"{moment.domain}: {100 * accuracy:.0f} %")
+
+            results.append(evaluate(adapter, scenario, clean=show.clean(), on_batch=advance))
+            progress.update(task, note=f"accuracy {100 * results[-1].accuracy:.1f} %")
+
+    _print_table(f"{len(domains)} corruptions of severity {severity}, {images:,} digits each, no reset", results)
+    page = show.write(out, domains, results)
+    console.print(f"\nReport: [bold]{page}[/]", soft_wrap=True, highlight=False)
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("[bold]{task.description:9}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]:22}"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def _print_table(title: str, results: list[Result]) -> None:
+    from .report import COLUMNS, rows
+
+    table = Table(title=title, padding=(0, 1), collapse_padding=True)
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for row in rows(results):
+        table.add_row(*row)
+    console.print(table)
+
+
+def main() -> None:
+    """The entry point."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Data: corruptions made on the fly, and the demo's digits."""

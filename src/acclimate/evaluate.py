@@ -1,0 +1,203 @@
+"""Run an adapter through a scenario and measure it. Labels go around the adapter, never through it."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._version import __version__
+from .adapter import Adapter
+from .metrics import Calibration
+from .passes import Step
+from .stream import Domain, Scenario
+
+__all__ = ["DomainResult", "Moment", "Result", "accuracy_of", "evaluate", "origin", "run"]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One batch of a run."""
+
+    domain: str
+    logits: Tensor
+    targets: Tensor
+    step: Step
+
+
+def run(adapter: Adapter, scenario: Scenario) -> Iterator[Moment]:
+    """The whole loop: predict and learn, batch after batch; reset where the scenario says so."""
+    for domain in scenario.domains:
+        if scenario.resets:
+            adapter.reset()
+        for x, targets in domain.batches:
+            logits = adapter(x.to(adapter.device))
+            yield Moment(domain.name, logits, targets, adapter.last)
+
+
+@dataclass
+class DomainResult:
+    """What one domain showed. Rates are fractions; the reliability lists have an entry a bin."""
+
+    name: str
+    accuracy: float
+    ece: float
+    count: list[float]
+    confident: list[float]
+    correct: list[float]
+    forwards: int
+    backwards: int
+    in_graph: int
+    seconds: float
+    clean_accuracy: float | None = None
+    """After this domain, on the clean probe."""
+
+
+@dataclass
+class Result:
+    """A run's numbers and where they came from."""
+
+    method: str
+    call: str
+    scenario: str
+    seed: int
+    clean_before: float | None
+    domains: list[DomainResult] = field(default_factory=list)
+    origin: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def accuracy(self) -> float:
+        """Mean over domains, as the paper's tables have it."""
+        return sum(d.accuracy for d in self.domains) / len(self.domains)
+
+    @property
+    def ece(self) -> float:
+        """Mean over domains of each domain's ECE."""
+        return sum(d.ece for d in self.domains) / len(self.domains)
+
+    @property
+    def clean_after(self) -> float | None:
+        """After the last domain."""
+        return self.domains[-1].clean_accuracy
+
+    @property
+    def seconds(self) -> float:
+        """Spent in the stream, probes not counted."""
+        return sum(d.seconds for d in self.domains)
+
+    @property
+    def forwards(self) -> int:
+        """Forward passes, a sample each."""
+        return sum(d.forwards for d in self.domains)
+
+    @property
+    def backwards(self) -> int:
+        """Samples that received a gradient."""
+        return sum(d.backwards for d in self.domains)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, with the averages beside the details."""
+        averages = {name: getattr(self, name) for name in ("accuracy", "ece", "clean_after", "seconds")}
+        passes = {"forwards": self.forwards, "backwards": self.backwards}
+        return {**asdict(self), **averages, **passes}
+
+
+def accuracy_of(adapter: Adapter, domain: Domain) -> float:
+    """Accuracy on a domain of an adapter that adapts to it, too; the adapter is then put back as it was."""
+    snapshot = adapter.snapshot()
+    meter = Calibration()
+    for moment in run(adapter, Scenario(domain.name, [domain])):
+        meter.update(moment.logits, moment.targets)
+    adapter.restore(snapshot)
+    return meter.accuracy
+
+
+def evaluate(
+    adapter: Adapter,
+    scenario: Scenario,
+    *,
+    clean: Domain | None = None,
+    on_batch: Callable[[Moment, float], None] | None = None,
+) -> Result:
+    """Measure a run domain by domain.
+
+    With `clean`, a probe from a snapshot before the stream and after each domain shows forgetting and leaves the
+    stream untouched. `on_batch` gets each moment and the domain's accuracy so far.
+    """
+    result = Result(
+        method=type(adapter).__name__,
+        call=repr(adapter),
+        scenario=scenario.name,
+        seed=adapter.seed,
+        clean_before=None if clean is None else accuracy_of(adapter, clean),
+        origin={**origin(adapter.device), "model": adapter.fingerprint()},
+    )
+    for domain in scenario.domains:
+        meter = Calibration()
+        forwards = backwards = in_graph = 0
+        spent, since = 0.0, time.perf_counter()
+        for moment in run(adapter, Scenario(scenario.name, [domain], scenario.resets)):
+            meter.update(moment.logits, moment.targets)
+            forwards += moment.step.forwards
+            backwards += int(moment.step.backwards)
+            in_graph += moment.step.in_graph
+            spent += time.perf_counter() - since
+            if on_batch is not None:
+                on_batch(moment, meter.accuracy)
+            since = time.perf_counter()
+        result.domains.append(
+            DomainResult(
+                name=domain.name,
+                accuracy=meter.accuracy,
+                ece=meter.ece,
+                count=meter.count.tolist(),
+                confident=meter.confident.tolist(),
+                correct=meter.correct.tolist(),
+                forwards=forwards,
+                backwards=backwards,
+                in_graph=in_graph,
+                seconds=spent,
+                clean_accuracy=None if clean is None else accuracy_of(adapter, clean),
+            )
+        )
+    return result
+
+
+def origin(device: torch.device) -> dict[str, str | None]:
+    """What a number depends on besides its arguments: versions, device, commit."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    return {
+        "acclimate": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": name,
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str | None:
+    """The checked-out commit that this file belongs to, with a mark where the tree differs; None when installed."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(  # noqa: S603
+            ["git", *arguments],  # noqa: S607
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+
+    try:
+        tracked = git("ls-files", "evaluate.py")
+        dirty = git("status", "--porcelain", "--untracked-files=no", "--", str(here))
+        return git("rev-parse", "HEAD") + ("+changes" if dirty else "") if tracked else None
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,105 @@
+"""Plots where people would rather look than read. Each takes results and draws into axes of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from .evaluate import Result
+from .metrics import Calibration
+
+__all__ = ["accuracy_along", "examples", "forgetting", "reliability"]
+
+_STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+}
+_COLOURS = ("#8a8f98", "#4c78a8", "#e07b39", "#54a24b", "#b279a2", "#d64550", "#72b7b2", "#9d755d", "#eeca3b")
+
+
+def _axes(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, [figure.add_subplot(1, columns, i + 1) for i in range(columns)]
+
+
+def _along(axes: Axes, results: Sequence[Result], values: Sequence[Sequence[float]], names: Sequence[str]) -> None:
+    for colour, result, line in zip(_COLOURS, results, values, strict=False):
+        axes.plot(range(len(line)), [100 * v for v in line], "o-", ms=4, lw=1.8, color=colour, label=result.method)
+    axes.set_xticks(range(len(names)), [n.replace("_", " ") for n in names], rotation=40, ha="right")
+    axes.set_ylabel("accuracy (%)")
+
+
+@mpl.rc_context(_STYLE)
+def accuracy_along(results: Sequence[Result]) -> Figure:
+    """Accuracy of each method, domain after domain."""
+    figure, (ax,) = _axes(9, 3.8)
+    _along(ax, results, [[d.accuracy for d in r.domains] for r in results], [d.name for d in results[0].domains])
+    ax.set_title("Accuracy along the stream")
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=len(results))
+    return figure
+
+
+@mpl.rc_context(_STYLE)
+def forgetting(results: Sequence[Result]) -> Figure:
+    """Accuracy on clean images, probed before the stream and after each domain."""
+    figure, (ax,) = _axes(9, 3.4)
+    lines = [[r.clean_before or 0.0, *(d.clean_accuracy or 0.0 for d in r.domains)] for r in results]
+    _along(ax, results, lines, ["before", *(d.name for d in results[0].domains)])
+    ax.set_title("Clean images: what adaptation forgets")
+    lowest = min(min(line) for line in lines)
+    ax.set_ylim(max(0.0, 100 * lowest - 3), 100.5)
+    ax.legend(loc="lower left", ncols=len(results))
+    return figure
+
+
+@mpl.rc_context(_STYLE)
+def reliability(results: Sequence[Result]) -> Figure:
+    """How often predictions of each confidence are right; on the diagonal, confidence means what it says."""
+    figure, axes = _axes(2.6 * len(results), 2.9, len(results))
+    for colour, ax, result in zip(_COLOURS, axes, results, strict=False):
+        total = sum((_meter(result, i) for i in range(len(result.domains))), Calibration())
+        seen = total.count > 0
+        width = 1 / len(total.count)
+        centres = [width * (i + 0.5) for i in range(len(total.count))]
+        share = [float(a / b) if s else 0.0 for a, b, s in zip(total.correct, total.count, seen, strict=True)]
+        ax.bar(centres, share, width=0.92 * width, color=colour, alpha=0.85)
+        ax.plot([0, 1], [0, 1], "--", color="#444", lw=1)
+        ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="confidence")
+        ax.set_title(f"{result.method}\nECE {100 * result.ece:.1f}", fontsize=10)
+    axes[0].set_ylabel("accuracy")
+    return figure
+
+
+def examples(pictures: Sequence[tuple[str, Tensor]], columns: int = 8) -> Figure:
+    """A few images of each domain, a row each."""
+    figure = Figure(figsize=(0.62 * columns + 1.2, 0.62 * len(pictures)), layout="constrained")
+    for row, (name, images) in enumerate(pictures):
+        for column in range(columns):
+            ax = figure.add_subplot(len(pictures), columns, row * columns + column + 1)
+            ax.imshow(images[column].movedim(0, -1).cpu().numpy(), cmap="gray", vmin=0, vmax=1)
+            ax.set_xticks([])
+            ax.set_yticks([])
+            if column == 0:
+                ax.set_ylabel(name.replace("_", " "), rotation=0, ha="right", va="center", fontsize=8)
+    return figure
+
+
+def _meter(result: Result, index: int) -> Calibration:
+    domain = result.domains[index]
+    meter = Calibration(len(domain.count))
+    for name in ("count", "confident", "correct"):
+        getattr(meter, name).copy_(getattr(meter, name).new_tensor(getattr(domain, name)))
+    return meter

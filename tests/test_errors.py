@@ -1,0 +1,212 @@
+"""Bad use answers in the user's words, and changes nothing."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from networks import ConvNet, batch_norm, images, make, stream
+from torch import Tensor, nn
+
+from acclimate import EATA, ETA, BNAdapt, NonRedundant, Reliable, Source, Tent
+
+
+class Returning(nn.Module):
+    """A network that returns what a function makes of its logits."""
+
+    def __init__(self, change) -> None:
+        super().__init__()
+        self.net = make("bn")
+        self.change = change
+
+    def forward(self, x: Tensor):
+        return self.change(self.net(x))
+
+
+def test_no_normalisation_layer() -> None:
+    with pytest.raises(ValueError, match="Tent found no parameter to adapt: the model has no normalisation layer"):
+        Tent(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))
+
+
+def test_bn_adapt_without_batch_norm() -> None:
+    with pytest.raises(ValueError, match="BNAdapt needs BatchNorm layers"):
+        BNAdapt(make("ln"))
+
+
+def test_all_parameters_and_chosen_ones() -> None:
+    x = stream()[0]
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 5))
+    before = model[1].weight.clone()
+    Tent(model, parameters="all")(x)
+    assert not torch.equal(model[1].weight, before)
+    assert Tent(make("bn"), parameters=["head.bias"]).names == ("head.bias",)
+    assert Tent(make("bn"), parameters=lambda name, p: name.startswith("stem.1")).names == (
+        "stem.1.weight",
+        "stem.1.bias",
+    )
+    with pytest.raises(ValueError, match="names what the model does not have: nonsense"):
+        Tent(make("bn"), parameters=["nonsense"])
+    with pytest.raises(ValueError, match='expected "norm", "all"'):
+        Tent(make("bn"), parameters="norms")
+    with pytest.raises(ValueError, match="none matches"):
+        Tent(make("bn"), parameters=lambda name, p: False)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda z: (z, z), TypeError, "returned tuple, not logits"),
+        (lambda z: {"out": z}, TypeError, "returned dict, not logits"),
+        (lambda z: z[:, 0], ValueError, "not logits: got torch.float32 of shape"),
+        (lambda z: z.argmax(1, keepdim=True), ValueError, "not logits: got torch.int64"),
+        (lambda z: z[:, :1], ValueError, "at least two classes"),
+        (lambda z: z[:2], ValueError, "8 images gave 2 rows"),
+        (lambda z: z.softmax(1), ValueError, "looks like probabilities"),
+        (lambda z: z * float("nan"), ValueError, "returned NaN or infinite logits for finite images"),
+        (lambda z: z.detach(), RuntimeError, "the logits carry no gradient"),
+    ],
+)
+def test_output_that_is_not_logits(change, error: type[Exception], message: str) -> None:
+    adapter = Tent(Returning(change))
+    before = adapter.snapshot()
+    with pytest.raises(error, match=message):
+        adapter(stream()[0])
+    after = adapter.snapshot()
+    assert all(torch.equal(before.tensors[k], after.tensors[k]) for k in before.tensors)
+
+
+def test_logits_in_an_attribute_are_found() -> None:
+    class Output:
+        def __init__(self, logits: Tensor) -> None:
+            self.logits = logits
+
+    assert torch.equal(Tent(Returning(Output))(stream()[0]), Tent(make("bn"))(stream()[0]))
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        (torch.zeros(0, 3, 16, 16), ValueError, "the batch is empty"),
+        (torch.zeros(4, 3, 16, 16, dtype=torch.uint8), TypeError, "expected floating-point images, got torch.uint8"),
+        ([1, 2], TypeError, "expected a batch of images as a torch.Tensor, got list"),
+        (torch.zeros(5), ValueError, "add the batch dimension"),
+        (torch.zeros(4, 5, 16, 16), ValueError, r"the model failed on a batch of shape \(4, 5, 16, 16\)"),
+        (torch.zeros(3, 16, 16), ValueError, r"\(3, 16, 16\)"),
+    ],
+)
+def test_input_that_is_no_batch_of_images(x: object, error: type[Exception], message: str) -> None:
+    adapter = EATA(make("bn"), source=images(16))
+    with pytest.raises(error, match=message):
+        adapter(x)
+    assert not any(module._forward_pre_hooks for module in adapter.model.modules())
+    assert not any(module.training for module in adapter.model.modules())
+
+
+def test_beta_without_source_images() -> None:
+    with pytest.raises(ValueError, match="EATA: beta=2000 pulls towards the source, which needs unlabelled"):
+        EATA(make("bn"))
+    EATA(make("bn"), beta=0.0)
+    with pytest.raises(ValueError, match="source= holds no image"):
+        EATA(make("bn"), source=[])
+    with pytest.raises(ValueError, match="NaN or infinity in 8 of 8 images"):
+        EATA(make("bn"), source=images() * float("nan"))
+    with pytest.raises(TypeError, match="expected batches of images"):
+        EATA(make("bn"), source=["cat.png"])
+    with pytest.raises(ValueError, match="expected one of 'batch', 'sample'"):
+        EATA(make("bn"), source=images(), fisher="diagonal")
+    with pytest.raises(ValueError, match="is negative"):
+        EATA(make("bn"), source=images(), beta=-1.0)
+
+
+@pytest.mark.parametrize("source", [images(20), [images(10), images(10, 1)], [(images(20), torch.zeros(20))]])
+def test_source_images_come_in_any_wrapping(source: object) -> None:
+    assert EATA(make("bn"), source=source)(stream()[0]).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"lr": 0.1, "optimizer": partial(torch.optim.SGD, lr=0.1)}, "give lr= or optimizer=, not both"),
+        ({"statistics": "both"}, "statistics='both'"),
+        ({"strategy": "sparse"}, "expected one of masked, replay"),
+        ({"classes": [3]}, "at least two distinct class indices"),
+        ({"classes": [3, 3]}, "at least two distinct class indices"),
+    ],
+)
+def test_arguments_that_contradict(keywords: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Tent(make("bn"), **keywords)
+
+
+def test_a_class_that_the_model_does_not_have() -> None:
+    with pytest.raises(ValueError, match="classes= names class 12; the model has 10 classes"):
+        Tent(make("bn"), classes=[0, 12])(stream()[0])
+
+
+def test_no_module_and_inference_mode() -> None:
+    with pytest.raises(TypeError, match="expected a torch.nn.Module, got function"):
+        Source(lambda x: x)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="outside torch.inference_mode"):
+        Source(make("bn"))
+
+
+def test_selectors_refuse_nonsense() -> None:
+    for bad in (
+        lambda: Reliable(0),
+        lambda: NonRedundant(0.0),
+        lambda: NonRedundant("big"),
+        lambda: NonRedundant(momentum=1),
+    ):
+        with pytest.raises(ValueError, match="expected|keeps nothing"):
+            bad()
+
+
+def test_last_before_the_first_batch() -> None:
+    with pytest.raises(RuntimeError, match="no batch yet"):
+        _ = Tent(make("bn")).last
+
+
+def test_a_single_value_a_channel_falls_back_to_source_statistics() -> None:
+    """A batch of one through BatchNorm1d has no variance: torch refuses it, we do not."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    for strategy in ("masked", "replay", "replay-subset"):
+        adapter = Tent(model, strategy=strategy)
+        with pytest.warns(UserWarning, match="a batch of one image"):
+            logits = adapter(images(1))
+        adapter.reset()
+        torch.testing.assert_close(logits, model.eval()(images(1)).detach())
+        model.train()
+
+
+@pytest.mark.parametrize(("epsilon", "margin", "words"), [(1e-6, 0.9, "under 1 %"), (2.0, 2.0, "over 99 %")])
+def test_an_alarm_when_almost_nothing_or_everything_is_kept(epsilon: float, margin: float, words: str) -> None:
+    adapter = ETA(make("ln"), epsilon=epsilon, margin=margin, lr=0.0)
+    x = stream()[0]
+    adapter(x)  # the first batch is always taken: the mean is still empty
+    for _ in range(98 if "under" in words else 48):
+        adapter(x)
+    with pytest.warns(UserWarning, match=f"ETA learned from {words}") as caught:
+        for _ in range(2):
+            adapter(x)
+    for _ in range(120):  # once, not a flood
+        adapter(x)
+    assert len(caught) == 1
+
+
+def test_a_healthy_rate_raises_no_alarm() -> None:
+    adapter = ETA(make("ln"), margin=0.5, epsilon=0.7, lr=0.0)
+    for _ in range(120):
+        adapter(stream(1, size=16)[0])
+    assert 0 < int(adapter.passes.backwards) < int(adapter.passes.forwards)
+
+
+def test_two_adapters_of_one_network_do_not_tread_on_each_other() -> None:
+    model = ConvNet(batch_norm).eval()
+    first, second = Tent(model, lr=1e-2), Source(model)
+    x = stream()[0]
+    clean = second(x)
+    first(x)
+    assert not torch.equal(second(x), clean)
+    first.reset()
+    assert torch.equal(second(x), clean)
