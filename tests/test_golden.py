@@ -51,10 +51,10 @@ def test_eta(family: str) -> None:
 @pytest.mark.parametrize("family", CLASSIFIERS)
 @pytest.mark.parametrize("how", ["batch", "sample"])
 def test_eata(family: str, how: str) -> None:
-    by = plain.fisher_by_batch if how == "batch" else plain.fisher_by_sample
+    by, beta = (plain.fisher_by_batch, 20.0) if how == "batch" else (plain.fisher_by_sample, 2.0)
     fisher = by(make(family).double(), SOURCE)
-    adapter = EATA(make(family).double(), source=SOURCE, lr=LR, margin=0.5, epsilon=0.6, beta=20.0, fisher=how)
-    theirs, _ = plain.eata(make(family).double(), BATCHES, LR, margin=0.5, epsilon=0.6, beta=20.0, fisher=fisher)
+    adapter = EATA(make(family).double(), source=SOURCE, lr=LR, margin=0.5, epsilon=0.6, beta=beta, fisher=how)
+    theirs, _ = plain.eata(make(family).double(), BATCHES, LR, margin=0.5, epsilon=0.6, beta=beta, fisher=fisher)
     pulls = []
     for x, expected in zip(BATCHES, theirs, strict=True):
         agree([adapter(x)], [expected])

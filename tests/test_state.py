@@ -70,7 +70,7 @@ def test_a_flipped_bit_anywhere(saved: Path, place: float) -> None:
     content = bytearray(saved.read_bytes())
     content[int(place * len(content))] ^= 0x10
     saved.write_bytes(bytes(content))
-    refuses(ETA(make("bn")), saved, "damaged|another|not one|version|is a state of")
+    refuses(ETA(make("bn")), saved, "damaged|not one that an adapter saved|state version")
 
 
 def test_changed_settings_are_seen(saved: Path) -> None:

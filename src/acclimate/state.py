@@ -86,9 +86,9 @@ def write(path: str | Path, snapshot: Snapshot, *, method: str, call: str, model
         "call": call,
         "model": model,
         "settings": settings,
-        "checksum": _checksum(tensors, settings),
         "acclimate": __version__,
     }
+    metadata["checksum"] = _checksum(tensors, metadata)
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -119,18 +119,19 @@ def read(path: str | Path, *, method: str, model: str) -> tuple[Snapshot, str]:
             f"{path} has state version {metadata.get('version')}, written by acclimate {metadata.get('acclimate')}; "
             f"acclimate {__version__} reads version {_VERSION}"
         )
-    if metadata.get("checksum") != _checksum(tensors, metadata.get("settings", "")):
+    if metadata.get("checksum") != _checksum(tensors, metadata):
         raise StateError(f"{path} is damaged: its checksum does not match its content")
-    if metadata.get("method") != method:
-        raise StateError(f"{path} is a state of {metadata.get('method')}, not of {method}")
-    if metadata.get("model") != model:
+    if metadata["method"] != method:
+        raise StateError(f"{path} is a state of {metadata['method']}, not of {method}")
+    if metadata["model"] != model:
         raise StateError(f"{path} was saved for another model: the source weights differ")
     settings = json.loads(metadata["settings"])
     for group in settings.get("groups", []):  # JSON has no tuples: Adam's betas are one
         group |= {key: tuple(v) for key, v in group.items() if key != "params" and isinstance(v, list)}
-    return Snapshot(tensors, settings), metadata.get("call", "")
+    return Snapshot(tensors, settings), metadata["call"]
 
 
-def _checksum(tensors: Mapping[str, Tensor], settings: str) -> str:
+def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    words = sorted((key, value) for key, value in metadata.items() if key != "checksum")
     content = fingerprint(sorted(tensors.items()))
-    return hashlib.blake2b(f"{content} {settings}".encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(f"{content} {words}".encode(), digest_size=16).hexdigest()
