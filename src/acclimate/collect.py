@@ -35,6 +35,7 @@ def collect_in_distribution(
     The paper collects EATA's source images so, by an out-of-distribution score of the source network: `"energy"`,
     lse(z) (Liu et al., 2020), or `"confidence"`, the largest softmax probability; both are high in distribution.
     Images that score below `threshold` are never taken. The network runs in evaluation mode and is left unchanged.
+    A score is only as good as the network: look at what was collected before you trust it.
     """
     if score not in _SCORES:
         raise ValueError(f"score={score!r}: expected one of {', '.join(map(repr, _SCORES))}")

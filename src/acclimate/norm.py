@@ -24,8 +24,8 @@ Record: TypeAlias = dict[nn.Module, list[Statistics]]  # in the order of a layer
 
 
 def batch_moments(x: Tensor, correction: int = 0) -> Statistics:
-    """Mean and variance of each channel; `correction=1` is the variance that running buffers hold."""
-    values = x if x.dtype == torch.float64 else x.float()
+    """Mean and variance of each channel, without a gradient; `correction=1` is the variance that buffers hold."""
+    values = x.detach() if x.dtype == torch.float64 else x.detach().float()
     variance, mean = torch.var_mean(values, [0, *range(2, x.dim())], correction=0 if _lone(x) else correction)
     return mean, variance
 
@@ -101,7 +101,7 @@ class Normalisation:
         def note(layer: _BatchNorm, x: Tensor) -> Statistics:
             mean, variance = layer.running_mean, layer.running_var
             if mean is None or variance is None or not _lone(x):
-                mean, variance = batch_moments(x.detach())
+                mean, variance = batch_moments(x)
             record[layer].append((mean, variance))
             return mean, variance
 

@@ -1,0 +1,123 @@
+"""Corruptions: what each does to known images, and that a stream can be made again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from acclimate.data.corruptions import CORRUPTIONS, corrupt
+
+SIZES = [(28, 28), (32, 32), (40, 64)]
+
+
+def seeded(seed: int = 0) -> Generator:
+    return Generator().manual_seed(seed)
+
+
+def pictures(count: int = 16, channels: int = 3, size: tuple[int, int] = (32, 32)) -> Tensor:
+    coarse = torch.rand(count, channels, 5, 5, generator=seeded(1))
+    return torch.nn.functional.interpolate(coarse, size=size, mode="bicubic").clamp(0, 1)
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_stays_an_image_and_follows_its_generator(name: str, size: tuple[int, int], channels: int) -> None:
+    x = pictures(4, channels, size)
+    before = x.clone()
+    y = corrupt(x, name, 3, seeded())
+    assert y.shape == x.shape
+    assert y.dtype == x.dtype
+    assert y.min() >= 0
+    assert y.max() <= 1
+    assert torch.equal(x, before)
+    assert not torch.equal(y, x)
+    assert torch.equal(y, corrupt(x, name, 3, seeded()))
+
+
+RANDOM = {"gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise", "fog", "motion_blur"}
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_randomness_comes_from_the_generator_alone(name: str) -> None:
+    x = pictures(4)
+    state = torch.get_rng_state()
+    differs = not torch.equal(corrupt(x, name, 2, seeded(0)), corrupt(x, name, 2, seeded(1)))
+    assert differs == (name in RANDOM)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_a_higher_severity_is_further_from_the_image(name: str) -> None:
+    x = pictures(48, size=(64, 64))
+    distance = [float((corrupt(x, name, severity, seeded()) - x).square().mean()) for severity in range(1, 6)]
+    if name not in ("fog", "pixelate"):  # published parameters that are not monotone in the mean square
+        assert distance == sorted(distance)
+    assert distance[4] > 1.5 * distance[0]
+
+
+@pytest.mark.parametrize(("severity", "sigma"), list(enumerate((0.08, 0.12, 0.18, 0.26, 0.38), 1)))
+def test_gaussian_noise_has_the_published_deviation(severity: int, sigma: float) -> None:
+    y = CORRUPTIONS["gaussian_noise"](torch.full((8, 3, 64, 64), 0.5), severity - 1, seeded())
+    assert float(y.std()) == pytest.approx(sigma, rel=0.02)
+    assert float(y.mean()) == pytest.approx(0.5, abs=0.005)
+
+
+def test_shot_noise_has_a_poisson_variance() -> None:
+    y = CORRUPTIONS["shot_noise"](torch.full((8, 3, 64, 64), 0.5), 2, seeded())  # λ = 12: variance x/λ
+    assert float(y.var()) == pytest.approx(0.5 / 12, rel=0.03)
+
+
+def test_impulse_noise_is_half_salt_half_pepper() -> None:
+    y = corrupt(torch.full((8, 3, 64, 64), 0.5), "impulse_noise", 5, seeded())
+    assert float((y == 0).float().mean()) == pytest.approx(0.135, abs=0.005)
+    assert float((y == 1).float().mean()) == pytest.approx(0.135, abs=0.005)
+
+
+def test_contrast_and_brightness_by_hand() -> None:
+    x = torch.zeros(1, 3, 32, 32)
+    x[..., 16:] = torch.tensor([0.2, 0.4, 0.8])[:, None, None]
+    y = corrupt(x, "contrast", 1, seeded())  # mean 0.4 of the blue channel, drawn in to 0.4: 0.24 and 0.56
+    torch.testing.assert_close(y[0, 2, 0, [0, 31]], torch.tensor([0.24, 0.56]))
+    z = corrupt(x, "brightness", 1, seeded())  # value 0.8 → 0.9 at the same hue; black turns a grey of 0.1
+    torch.testing.assert_close(z[0, :, 0, 31], torch.tensor([0.2, 0.4, 0.8]) * 0.9 / 0.8)
+    torch.testing.assert_close(z[0, :, 0, 0], torch.full((3,), 0.1))
+
+
+@pytest.mark.parametrize("name", ["gaussian_blur", "defocus_blur", "motion_blur", "zoom_blur", "pixelate"])
+def test_blurs_leave_a_flat_image_alone(name: str) -> None:
+    x = torch.full((2, 3, 48, 48), 0.3)
+    torch.testing.assert_close(corrupt(x, name, 5, seeded()), x)
+
+
+@pytest.mark.parametrize("name", ["gaussian_blur", "defocus_blur"])
+def test_a_point_spreads_evenly_and_keeps_its_light(name: str) -> None:
+    x = torch.zeros(1, 1, 65, 65)
+    x[0, 0, 32, 32] = 1
+    y = corrupt(x, name, 3, seeded())[0, 0]
+    assert float(y.sum()) == pytest.approx(1, rel=1e-4)
+    torch.testing.assert_close(y, y.flip(0))
+    torch.testing.assert_close(y, y.T)
+
+
+def test_fog_fills_the_image_with_low_frequencies() -> None:
+    y = corrupt(torch.zeros(64, 1, 64, 64) + 0.5, "fog", 3, seeded())
+    assert len({tuple(image.flatten()[:5].tolist()) for image in y}) == 64  # each its own
+    assert float((y[..., 1:] - y[..., :-1]).abs().mean()) < 0.3 * float(y.std())
+
+
+@pytest.mark.parametrize(
+    ("x", "name", "severity", "message"),
+    [
+        (pictures(1), "rust", 1, "no corruption 'rust': expected one of gaussian_noise"),
+        (pictures(1), "fog", 6, "severity=6: expected 1 to 5"),
+        (pictures(1)[0], "fog", 1, "of shape"),
+        (pictures(1) * 2 + 1, "fog", 1, r"images in \[0, 1\]: undo the normalisation"),
+        (torch.zeros(1, 3, 16, 16), "fog", 1, "28 is the least"),
+        (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), "fog", 1, "floating-point"),
+    ],
+)
+def test_bad_use(x: Tensor, name: str, severity: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        corrupt(x, name, severity, seeded())

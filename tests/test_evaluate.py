@@ -1,0 +1,122 @@
+"""Metrics against torchmetrics and by hand; the run loop; the demo and its command, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from networks import make, stream
+from typer.testing import CliRunner
+
+from acclimate import ETA, METHODS, Source, Tent, __version__
+from acclimate.cli import app
+from acclimate.evaluate import evaluate, run
+from acclimate.metrics import Calibration
+from acclimate.stream import Domain, Scenario
+
+
+def test_calibration_against_torchmetrics() -> None:
+    from torchmetrics.functional.classification import multiclass_accuracy, multiclass_calibration_error
+
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(2000, 7, generator=generator)
+    targets = torch.randint(7, (2000,), generator=generator)
+    meter = Calibration()
+    for z, y in zip(logits.split(64), targets.split(64), strict=True):
+        meter.update(z, y)
+    assert meter.accuracy == pytest.approx(float(multiclass_accuracy(logits, targets, 7, average="micro")))
+    assert meter.ece == pytest.approx(
+        float(multiclass_calibration_error(logits.softmax(1), targets, 7, n_bins=15)), abs=1e-6
+    )
+
+
+def test_calibration_by_hand() -> None:
+    """Two predictions of 0.8, one right: |0.5 − 0.8| = 0.3; one of 0.6, right: 0.4. ECE = ⅔·0.3 + ⅓·0.4."""
+    meter = Calibration(bins=10)
+    p = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.6, 0.4]], dtype=torch.float64)
+    meter.update(p.log(), torch.tensor([0, 1, 0]))
+    assert meter.ece == pytest.approx(2 / 3 * 0.3 + 1 / 3 * 0.4)
+    assert meter.accuracy == pytest.approx(2 / 3)
+
+
+def test_bins_are_closed_on_the_right() -> None:
+    meter = Calibration(bins=4)
+    meter.update(
+        torch.tensor([[0.5, 0.5], [0.75, 0.25], [1.0, 0.0]], dtype=torch.float64).log().clamp(min=-800), torch.zeros(3)
+    )
+    assert meter.count.tolist() == [0, 1, 1, 1]
+
+
+def test_pixels_count_one_by_one() -> None:
+    meter = Calibration()
+    meter.update(torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)), torch.zeros(2, 4, 5))
+    assert meter.count.sum() == 40
+
+
+def scenario(resets: bool = False) -> Scenario:
+    batches = [(x, torch.zeros(len(x), dtype=torch.long)) for x in stream(6)]
+    return Scenario("test", [Domain("one", batches[:3]), Domain("two", batches[3:])], resets)
+
+
+def test_run_is_the_plain_loop() -> None:
+    adapter, again = Tent(make("bn"), lr=1e-2), Tent(make("bn"), lr=1e-2)
+    moments = list(run(adapter, scenario()))
+    assert [m.domain for m in moments] == ["one"] * 3 + ["two"] * 3
+    assert all(torch.equal(m.logits, again(x)) for m, x in zip(moments, stream(6), strict=True))
+
+
+def test_resets_start_each_domain_from_the_source() -> None:
+    adapter, fresh = Tent(make("bn"), lr=1e-2), Tent(make("bn"), lr=1e-2)
+    moments = list(run(adapter, scenario(resets=True)))
+    assert all(torch.equal(m.logits, fresh(x)) for m, x in zip(moments[3:], stream(6)[3:], strict=True))
+
+
+def test_the_clean_probe_leaves_the_stream_untouched() -> None:
+    clean = Domain("clean", [(x, torch.zeros(len(x), dtype=torch.long)) for x in stream(2, seed=900)])
+    probed = evaluate(ETA(make("bn"), lr=1e-2), scenario(), clean=clean)
+    plain = evaluate(ETA(make("bn"), lr=1e-2), scenario())
+    assert [d.accuracy for d in probed.domains] == [d.accuracy for d in plain.domains]
+    assert [d.ece for d in probed.domains] == [d.ece for d in plain.domains]
+    assert probed.forwards == plain.forwards == 48
+    assert probed.clean_before is not None
+    assert all(d.clean_accuracy is not None for d in probed.domains)
+    assert plain.clean_before is plain.clean_after is None
+
+
+def test_a_result_carries_its_origin() -> None:
+    result = evaluate(Source(make("bn")), scenario()).as_dict()
+    assert result["origin"]["torch"] == torch.__version__
+    assert result["origin"]["model"] == Source(make("bn")).fingerprint()
+    assert result["call"] == "Source(ConvNet, seed=0)"
+    assert result["accuracy"] == pytest.approx(sum(d["accuracy"] for d in result["domains"]) / 2)
+    json.dumps(result)
+
+
+def test_the_demo_from_the_command_line(tmp_path: Path) -> None:
+    arguments = ["demo", "--images", "64", "--out", str(tmp_path / "demo"), "--method", "source", "--method", "eata"]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0, shown.output
+    assert "Source" in shown.output
+    assert "report.html" in shown.output.replace("\n", "")
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert page.count("<figure>") == 4
+    assert not re.findall(r"(?:src|href)=\"https?:", page), "the page needs no other file"
+    written = json.loads((tmp_path / "demo" / "results.json").read_text())
+    source, eata = written["results"]
+    assert eata["accuracy"] > source["accuracy"] + 0.1
+    assert 0 < eata["backwards"] < eata["forwards"]
+    assert written["command"].startswith("acclimate demo --severity 4 --images 64")
+
+
+def test_the_other_commands(tmp_path: Path) -> None:
+    runner = CliRunner()
+    assert __version__ in runner.invoke(app, ["--version"]).output
+    listed = runner.invoke(app, ["methods"]).output
+    assert all(name in listed for name in METHODS)
+    wrong = runner.invoke(app, ["demo", "--method", "magic", "--out", str(tmp_path)])
+    assert wrong.exit_code == 2
+    assert "choose from" in wrong.output.replace("\n", " ").replace("│", "").replace("  ", " ")
+    assert not list(tmp_path.iterdir())
