@@ -54,7 +54,7 @@ def test_a_higher_severity_is_further_from_the_image(name: str) -> None:
     distance = [float((corrupt(x, name, severity, seeded()) - x).square().mean()) for severity in range(1, 6)]
     if name not in ("fog", "pixelate"):  # published parameters that are not monotone in the mean square
         assert distance == sorted(distance)
-    assert distance[4] > 1.5 * distance[0]
+    assert distance[4] > 1.3 * distance[0]
 
 
 @pytest.mark.parametrize(("severity", "sigma"), list(enumerate((0.08, 0.12, 0.18, 0.26, 0.38), 1)))

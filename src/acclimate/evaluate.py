@@ -6,7 +6,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,12 @@ class Result:
     def backwards(self) -> int:
         """Samples that received a gradient."""
         return sum(d.backwards for d in self.domains)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Result:
+        """The reverse of `as_dict`."""
+        own = {f.name: content[f.name] for f in fields(cls)}
+        return cls(**{**own, "domains": [DomainResult(**d) for d in content["domains"]]})
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, with the averages beside the details."""

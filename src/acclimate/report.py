@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from .evaluate import Result
 
-__all__ = ["COLUMNS", "rows", "write_html", "write_json"]
+__all__ = ["COLUMNS", "markdown", "rows", "write_html", "write_json"]
 
 COLUMNS = ("method", "acc %", "ECE %", "forwards", "backwards", "clean before", "clean after", "seconds")
 
@@ -38,6 +38,12 @@ def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
         )
         for r in results
     ]
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """The table in Markdown."""
+    lines = [COLUMNS, ("---", *["---:"] * (len(COLUMNS) - 1)), *rows(results)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def write_json(path: Path, results: Sequence[Result], command: str) -> None:
