@@ -171,7 +171,6 @@ class Adapter(nn.Module, ABC):
             value = parts["state"].get(name)
             setattr(module, key, None if value is None else value.to(self.device, copy=True))
         self.generator.set_state(parts["generator"]["state"].cpu())
-        self._last = None
 
     def reset(self) -> None:
         """Back to the source: parameters, optimizer, the method's state, counters and generator."""
