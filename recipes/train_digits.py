@@ -1,10 +1,12 @@
-"""Train the demo's network on clean digits and write its weights: `python -m recipes.train_digits`.
+"""Train the demo's networks on clean digits and write their weights: `python -m recipes.train_digits [resnet|vit]`.
 
-Two minutes on two cores. The same seed gives the same weights on the same machine and torch version.
+Two minutes on two cores for the ResNet; the ViT, over ten times as long there, takes a minute on a GPU. The same seed
+gives the same weights on the same machine and torch version. We trained the ResNet on a CPU, the ViT on an H200.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import torch
@@ -13,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Generator, Tensor, nn
 
 from acclimate.data.digits import Images, load_digits
-from acclimate.models import SmallResNet
+from acclimate.models import SmallResNet, SmallViT
 
 WEIGHTS = Path(__file__).parents[1] / "src" / "acclimate" / "weights"
 
@@ -21,9 +23,8 @@ WEIGHTS = Path(__file__).parents[1] / "src" / "acclimate" / "weights"
 def jiggle(x: Tensor, generator: Generator) -> Tensor:
     """Small rotations, shears, scalings and shifts: what handwriting itself varies by, and no corruption."""
     wobble = 0.12 * (2 * torch.rand(len(x), 2, 3, generator=generator) - 1)
-    return F.grid_sample(
-        x, F.affine_grid(torch.eye(2, 3) + wobble, list(x.shape), align_corners=False), align_corners=False
-    )
+    grid = F.affine_grid((torch.eye(2, 3) + wobble).to(x.device), list(x.shape), align_corners=False)
+    return F.grid_sample(x, grid, align_corners=False)
 
 
 @torch.no_grad()
@@ -53,13 +54,15 @@ def train(model: nn.Module, images: Images, *, epochs: int, lr: float, seed: int
 
 def main() -> None:
     """Train, say how good it is, write."""
-    torch.manual_seed(0)
-    training, test = load_digits()
-    model = SmallResNet()
-    train(model, training, epochs=30, lr=3e-3, seed=0)
-    print(f"accuracy on {len(test)} test digits: {100 * accuracy(model, test):.2f} %")
-    WEIGHTS.mkdir(exist_ok=True)
-    save_file(model.state_dict(), WEIGHTS / "digits_resnet.safetensors")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    training, test = (Images(part.x.to(device), part.y.to(device)) for part in load_digits())
+    for name in sys.argv[1:] or ("resnet", "vit"):
+        torch.manual_seed(0)
+        model, epochs, lr = (SmallResNet(), 30, 3e-3) if name == "resnet" else (SmallViT(), 200, 2e-3)
+        train(model.to(device), training, epochs=epochs, lr=lr, seed=0)
+        print(f"{name}: accuracy on {len(test)} test digits: {100 * accuracy(model, test):.2f} %")
+        WEIGHTS.mkdir(exist_ok=True)
+        save_file(model.cpu().state_dict(), WEIGHTS / f"digits_{name}.safetensors")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 from networks import FAMILIES, stream
 from torch import nn
 
-from acclimate import EATA, ETA, METHODS, Adapter, BNAdapt, Source, Tent
+from acclimate import EATA, EATAC, ETA, ETAC, METHODS, Adapter, BNAdapt, Source, Tent
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,19 @@ def _source() -> dict[str, Any]:
     return {"source": stream(batches=3, seed=500)}
 
 
+def _blocks() -> dict[str, Any]:
+    """The tiny networks are nobody's: their residual blocks are named."""
+    return {"blocks": "blocks.*"}
+
+
 CASES = {
     "source": Case(Source, learns=False),
     "bn-adapt": Case(BNAdapt, families=("bn", "seg"), learns=False),
     "tent": Case(Tent),
     "eta": Case(ETA),
     "eata": Case(EATA, _source),
+    "eta-c": Case(ETAC, _blocks),
+    "eata-c": Case(EATAC, lambda: _source() | _blocks()),
 }
 assert CASES.keys() == METHODS.keys(), "every method has a row in the contract table"
 

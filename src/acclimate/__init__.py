@@ -1,6 +1,6 @@
 """acclimate: test-time adaptation for PyTorch vision models.
 
-model = acclimate.EATA(net, source=clean_batches)   # any nn.Module that returns logits
+model = acclimate.EATAC(net, source=clean_batches)   # any nn.Module that returns logits
 for x in stream:
     logits = model(x)                               # predicts, then learns from x
 """
@@ -10,16 +10,19 @@ from ._version import __version__
 from .adapter import Adapter
 from .collect import collect_in_distribution
 from .fisher import Fisher
-from .methods import EATA, ETA, METHODS, BNAdapt, Source, Tent
+from .methods import EATA, EATAC, ETA, ETAC, METHODS, BNAdapt, Source, Tent
 from .norm import Normalisation
 from .parameters import norm_parameters
-from .passes import Step
-from .selection import Everything, NonRedundant, Reliable, Selector
+from .passes import Step, Uncertainty
+from .selection import Everything, NonRedundant, Reliable, Scaled, Selector
 from .state import Snapshot, StateError
+from .subnetwork import StochasticDepth, subnetwork
 
 __all__ = [
     "EATA",
+    "EATAC",
     "ETA",
+    "ETAC",
     "METHODS",
     "Adapter",
     "BNAdapt",
@@ -28,14 +31,18 @@ __all__ = [
     "NonRedundant",
     "Normalisation",
     "Reliable",
+    "Scaled",
     "Selector",
     "Snapshot",
     "Source",
     "StateError",
     "Step",
+    "StochasticDepth",
     "Tent",
+    "Uncertainty",
     "__version__",
     "collect_in_distribution",
     "functional",
     "norm_parameters",
+    "subnetwork",
 ]

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
+from typing_extensions import Self
 
 from . import state
 from .network import check_images, read_logits, refuse_non_finite, refuse_probabilities
@@ -32,6 +33,7 @@ from .norm import Normalisation
 from .parameters import Parameters, choose_parameters
 from .passes import Passes, Step
 from .prediction import STRATEGIES, Prediction, Strategy
+from .presets import hyper_parameters
 from .selection import AcceptanceAlarm
 from .state import Snapshot, StateError
 
@@ -47,7 +49,7 @@ class Options(TypedDict, total=False):
     optimizer: MakeOptimizer | None
     parameters: Parameters
     statistics: Literal["batch", "source"]
-    strategy: Strategy
+    strategy: Strategy | None
     classes: Sequence[int] | None
     seed: int
 
@@ -71,6 +73,9 @@ class Adapter(nn.Module, ABC):
     """
 
     default_lr: ClassVar[float] = 2.5e-4
+    default_strategy: ClassVar[Strategy] = "masked"
+    without: ClassVar[tuple[str, ...]] = ()
+    """Arguments of the class above that a method does not take."""
 
     def __init__(
         self,
@@ -80,7 +85,7 @@ class Adapter(nn.Module, ABC):
         optimizer: MakeOptimizer | None = None,
         parameters: Parameters | None = "norm",
         statistics: Literal["batch", "source"] = "batch",
-        strategy: Strategy = "masked",
+        strategy: Strategy | None = None,
         classes: Sequence[int] | None = None,
         seed: int = 0,
     ) -> None:
@@ -94,6 +99,7 @@ class Adapter(nn.Module, ABC):
             raise ValueError(f"{name}: give lr= or optimizer=, not both")
         if statistics not in ("batch", "source"):
             raise ValueError(f'{name}: statistics={statistics!r}; expected "batch" or "source"')
+        strategy = self.default_strategy if strategy is None else strategy
         if strategy not in STRATEGIES:
             raise ValueError(f"{name}: strategy={strategy!r}; expected one of {', '.join(STRATEGIES)}")
         adapted = {} if parameters is None else choose_parameters(model, parameters)
@@ -143,6 +149,14 @@ class Adapter(nn.Module, ABC):
         self._last = step
         self._alarm.watch(step.kept)
         return logits.detach()
+
+    @classmethod
+    def preset(cls, network: str, model: nn.Module, **arguments: Any) -> Self:
+        """With the paper's hyper-parameters for a `"resnet50"`, `"vit-base"` or `"segformer-b5"`; yours override them."""
+        settings = hyper_parameters(cls.__name__, network)
+        if arguments.get("optimizer") is not None:
+            settings.pop("lr", None)
+        return cls(model, **{**settings, **arguments})
 
     @property
     def last(self) -> Step:
@@ -347,9 +361,10 @@ class Adapter(nn.Module, ABC):
 
     def __repr__(self) -> str:
         """The call that makes this adapter."""
-        shared = inspect.signature(Adapter.__init__).parameters.keys() | {"source"}
-        own = inspect.signature(type(self).__init__).parameters.values()
-        names = [p.name for p in own if p.kind is p.KEYWORD_ONLY and p.name not in shared]
+        shared = inspect.signature(Adapter.__init__).parameters.keys() | {"source", *self.without}
+        classes = [cls for cls in type(self).__mro__ if issubclass(cls, Adapter) and cls is not Adapter]
+        own = [p for cls in classes for p in inspect.signature(cls.__init__).parameters.values()]
+        names = dict.fromkeys(p.name for p in own if p.kind is p.KEYWORD_ONLY and p.name not in shared)
         arguments = [type(self.model).__name__, *(f"{name}={getattr(self, name)!r}" for name in names)]
         if self.optimizer is not None:
             arguments.append(f"optimizer={_describe(self.optimizer)}")

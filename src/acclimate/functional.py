@@ -7,12 +7,24 @@ a segmenter alike. Numbers in brackets are the paper's equations.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["confidence", "entropy", "kept_rows", "moving_average", "reliability", "similarity", "threshold"]
+__all__ = [
+    "certainty",
+    "confidence",
+    "consistency",
+    "entropy",
+    "fused",
+    "kept_rows",
+    "moving_average",
+    "reliability",
+    "similarity",
+    "threshold",
+]
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -59,6 +71,31 @@ def moving_average(mean: Tensor, logits: Tensor, keep: Tensor, momentum: float =
     current = (logits.softmax(1) * weight).sum(over) / kept.clamp(min=1)
     blended = torch.where((mean == 0).all(), current, momentum * mean + (1 - momentum) * current)
     return torch.where(kept > 0, blended, mean)
+
+
+def fused(y: Tensor, s: Tensor, smoothing: float) -> Tensor:
+    """ŷ_fuse = (ŷ + (1 − q)·ŷ_sub)/(2 − q), of probabilities, with q = `smoothing` (Eq. 11)."""
+    return (y + (1 - smoothing) * s) / (2 - smoothing)
+
+
+def consistency(
+    logits: Tensor, sub_logits: Tensor, smoothing: float, direction: Literal["forward", "reverse"] = "forward"
+) -> Tensor:
+    """L_c, the divergence between a sub-network's prediction and the fused one, a sample (Eq. 10).
+
+    `"forward"` is KL(ŷ_fuse ‖ ŷ_sub) towards a fixed ŷ_fuse: its gradient on the sub-network's logits is
+    (ŷ_sub − ŷ)/(2 − q). `"reverse"` is KL(ŷ_sub ‖ ŷ_fuse), with a gradient through ŷ_fuse. None flows into `logits`.
+    """
+    log_s = sub_logits.log_softmax(1)
+    y, s = logits.detach().softmax(1), log_s.exp()
+    if direction == "forward":
+        return F.kl_div(log_s, fused(y, s.detach(), smoothing), reduction="none").sum(1)
+    return F.kl_div(fused(y, s, smoothing).log(), log_s, reduction="none", log_target=True).sum(1)
+
+
+def certainty(logits: Tensor, sub_logits: Tensor) -> Tensor:
+    """C(x) = +1 where full and sub-network predict the same class, else −1 (Eq. 13)."""
+    return torch.where(logits.argmax(1) == sub_logits.argmax(1), 1.0, -1.0)
 
 
 def kept_rows(values: Tensor, keep: Tensor) -> Tensor:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from importlib.resources import as_file, files
+from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-__all__ = ["SmallResNet", "digits_resnet"]
+__all__ = ["SmallResNet", "SmallViT", "digits_resnet", "digits_vit"]
+
+Network = TypeVar("Network", bound=nn.Module)
 
 
 class Block(nn.Module):
@@ -78,9 +82,72 @@ class SmallResNet(nn.Module):
         return logits
 
 
+class Attention(nn.Module):
+    """Multi-head self-attention."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (B, N, C) to tokens."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        y: Tensor = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return y
+
+
+class TransformerBlock(nn.Module):
+    """Pre-norm attention and MLP, each a residual branch under stochastic depth."""
+
+    def __init__(self, width: int, heads: int, drop: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attn = Attention(width, heads)
+        self.drop_path1 = DropPath(drop)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.drop_path2 = DropPath(drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Identity plus branch, twice."""
+        x = x + self.drop_path1(self.attn(self.norm1(x)))
+        y: Tensor = x + self.drop_path2(self.mlp(self.norm2(x)))
+        return y
+
+
+class SmallViT(nn.Module):
+    """A vision transformer for 32-pixel images: LayerNorm alone, stochastic depth growing linearly to `drop`."""
+
+    def __init__(
+        self, width: int = 64, depth: int = 5, heads: int = 4, channels: int = 1, classes: int = 10, drop: float = 0.2
+    ) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(channels, width, 4, 4)
+        self.position = nn.Parameter(0.02 * torch.randn(1, 64, width))
+        self.blocks = nn.Sequential(*[TransformerBlock(width, heads, drop * i / (depth - 1)) for i in range(depth)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of images in [0, 1]."""
+        tokens = self.patches(x).flatten(2).mT + self.position
+        logits: Tensor = self.head(self.norm(self.blocks(tokens)).mean(1))
+        return logits
+
+
 def digits_resnet() -> SmallResNet:
-    """The demo's network, trained on clean digits."""
-    model = SmallResNet()
-    with as_file(files("acclimate") / "weights" / "digits_resnet.safetensors") as path:
+    """The demo's BatchNorm network, trained on clean digits."""
+    return _trained(SmallResNet(), "digits_resnet")
+
+
+def digits_vit() -> SmallViT:
+    """The demo's LayerNorm network, trained on clean digits."""
+    return _trained(SmallViT(), "digits_vit")
+
+
+def _trained(model: Network, name: str) -> Network:
+    with as_file(files("acclimate") / "weights" / f"{name}.safetensors") as path:
         model.load_state_dict(load_file(path))
     return model.eval()

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .functional import entropy
 
-__all__ = ["Passes", "Step"]
+__all__ = ["Passes", "Step", "Uncertainty"]
+
+
+class Uncertainty(NamedTuple):
+    """How unsure a network is of each sample, by a sub-network's second opinion."""
+
+    model: Tensor
+    """The divergence L_c of Eq. (10): what more learning could reduce."""
+    data: Tensor
+    """Whether the two predict different classes (C(x) = −1, Eq. 13): the sample is near a decision boundary."""
 
 
 @dataclass
@@ -22,6 +32,8 @@ class Step:
     """S(x) > 0, a sample or a pixel; None where the method learns from everything or from nothing."""
     terms: dict[str, Tensor] = field(default_factory=dict)
     """The loss, term by term; empty where no step was taken."""
+    uncertainty: Uncertainty | None = None
+    """Of each kept sample, from methods that measure it."""
     forwards: int = 0
     backwards: int | Tensor = 0
     """Samples whose logits received a gradient: the paper's count for EATA, EATA-C and SAR."""

@@ -12,14 +12,15 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from .functional import entropy, moving_average, reliability, similarity, threshold
 
-__all__ = ["Everything", "NonRedundant", "Reliable", "Selector"]
+__all__ = ["Epsilon", "Everything", "NonRedundant", "Reliable", "Scaled", "Selector"]
 
 
 class Selector(nn.Module, ABC):
@@ -85,19 +86,42 @@ class Reliable(Selector):
         return f"Reliable({self.margin}{'' if self.weighted else ', weighted=False'})"
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """An ε that is `value` at 1,000 classes and grows as 1/√C for fewer.
+
+    A confident prediction against a nearly uniform mean has cosine 1/√C, so an ε that suits ImageNet keeps nothing on
+    ten classes.
+    """
+
+    value: float
+
+    def at(self, num_classes: int) -> float:
+        """ε for a number of classes."""
+        return self.value * math.sqrt(1000 / num_classes)
+
+    def __repr__(self) -> str:
+        return f"Scaled({self.value})"
+
+
+Epsilon: TypeAlias = float | Scaled | Literal["auto"]
+
+
 class NonRedundant(Selector):
     """S_div(x) = 1 where |cos(m, p(x))| < ε, else 0, for m a moving average of kept predictions (Eq. 4 and 5).
 
-    A confident prediction against a nearly uniform m has cosine 1/√C, so the right ε depends on the number of classes:
-    `"auto"` is 1.58/√C, the paper's 0.05 at 1,000 classes and 0.5 at 10.
+    `"auto"` is `Scaled(0.05)`: the paper's 0.05 at 1,000 classes, 0.5 at 10.
     """
 
     mean: Tensor | None
 
-    def __init__(self, epsilon: float | Literal["auto"] = "auto", *, momentum: float = 0.9) -> None:
+    def __init__(self, epsilon: Epsilon = "auto", *, momentum: float = 0.9) -> None:
         super().__init__()
-        if epsilon != "auto" and not (isinstance(epsilon, (int, float)) and epsilon > 0):
-            raise ValueError(f'NonRedundant: epsilon={epsilon!r}; expected "auto" or a positive cosine such as 0.05')
+        value = epsilon.value if isinstance(epsilon, Scaled) else epsilon
+        if value != "auto" and not (isinstance(value, (int, float)) and value > 0):
+            raise ValueError(
+                f'NonRedundant: epsilon={epsilon!r}; expected "auto", a positive cosine such as 0.05, or Scaled(0.05)'
+            )
         if not 0 <= momentum < 1:
             raise ValueError(f"NonRedundant: momentum={momentum}; expected a number in [0, 1)")
         self.epsilon = epsilon
@@ -107,7 +131,8 @@ class NonRedundant(Selector):
     def forward(self, logits: Tensor) -> Tensor:
         """Eq. (5); everything passes until something was kept."""
         z = logits.detach()
-        epsilon = 1.58 / math.sqrt(z.shape[1]) if self.epsilon == "auto" else self.epsilon
+        epsilon = Scaled(0.05) if self.epsilon == "auto" else self.epsilon
+        epsilon = epsilon.at(z.shape[1]) if isinstance(epsilon, Scaled) else epsilon
         return (similarity(z, self._mean(z)) < epsilon).to(z.dtype)
 
     def observe(self, logits: Tensor, keep: Tensor) -> None:

@@ -10,7 +10,7 @@ from typing_extensions import Unpack
 from ..adapter import Adapter, Options
 from ..fisher import Fisher, Images
 from ..functional import entropy
-from ..selection import NonRedundant, Reliable, Selector
+from ..selection import Epsilon, NonRedundant, Reliable, Selector
 
 __all__ = ["EATA", "ETA"]
 
@@ -24,7 +24,7 @@ class EATA(Adapter):
             `collect_in_distribution` finds them in a stream.
         margin: E0 = margin · ln C; a sample is reliable where its entropy is below E0 (Eq. 3).
         epsilon: a sample is redundant where |cos| to the mean of what was learned from reaches this (Eq. 5); `"auto"`
-            is 1.58/√C, the paper's 0.05 at 1,000 classes.
+            is the paper's 0.05 at 1,000 classes, and scales as 1/√C.
         beta: β, the weight of the pull towards the source; 0 is ETA and needs no `source`.
         fisher: `"batch"`, as the released program has it, or `"sample"`, Eq. (9) as written (β is then smaller).
         select: another S(x), in the place of `Reliable(margin) * NonRedundant(epsilon)`.
@@ -37,7 +37,7 @@ class EATA(Adapter):
         *,
         source: Images | None = None,
         margin: float = 0.4,
-        epsilon: float | Literal["auto"] = "auto",
+        epsilon: Epsilon = "auto",
         beta: float = 2000.0,
         fisher: Literal["batch", "sample"] = "batch",
         select: Selector | None = None,
@@ -66,12 +66,14 @@ class EATA(Adapter):
 class ETA(EATA):
     """EATA without the Fisher regulariser: min_θ S(x)·H(x) (Eq. 2). Needs no source images."""
 
+    without = ("source", "beta", "fisher")
+
     def __init__(
         self,
         model: nn.Module,
         *,
         margin: float = 0.4,
-        epsilon: float | Literal["auto"] = "auto",
+        epsilon: Epsilon = "auto",
         select: Selector | None = None,
         **options: Unpack[Options],
     ) -> None:

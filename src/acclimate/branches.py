@@ -1,0 +1,155 @@
+"""Where a network's residual branches are: f in x + f(x).
+
+Libraries name their blocks, and a block names its parts, so a table is enough. A network that is not in it is marked by
+its user in one line: modules whose output is added to the identity (`branches`), or that return x + f(x) (`blocks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+from torch import nn
+
+__all__ = ["Branch", "Names", "find_branches"]
+
+Names: TypeAlias = str | Sequence[str]
+"""Module names, with `*` for any part: `"layers.*.mlp"`, or a list of such."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """The modules that compute a branch, in order: the last one's output is what is added.
+
+    In a `whole` block the one module returns the sum itself.
+    """
+
+    name: str
+    block: int
+    modules: tuple[nn.Module, ...]
+    whole: bool = False
+
+    @property
+    def first(self) -> nn.Module:
+        """Takes the identity."""
+        return self.modules[0]
+
+    @property
+    def last(self) -> nn.Module:
+        """Gives what is added to it."""
+        return self.modules[-1]
+
+
+# Library and class of a block → its branches, each the names of its modules in order; `?` marks one that may be absent.
+# Several lines: versions of the library. A block whose `_SWITCHES` attribute is false has no identity to add to.
+_BLOCKS: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
+    ("timm", "BasicBlock"): (("conv1 bn1 drop_block? act1 aa? conv2 bn2 se? drop_path?",),),
+    ("timm", "Bottleneck"): (
+        ("conv1 bn1 act1 conv2 bn2 drop_block? act2 aa? conv3 bn3 se? drop_path?",),
+        ("conv1 conv2 se? conv3 drop_path?",),
+    ),
+    ("timm", "Block"): (("norm1 attn ls1? drop_path1", "norm2 mlp ls2? drop_path2"),),
+    ("timm", "EvaBlock"): (("norm1 attn drop_path1", "norm2 mlp drop_path2"),),
+    ("timm", "MixerBlock"): (("norm1 mlp_tokens", "norm2 mlp_channels"),),
+    ("timm", "ConvNeXtBlock"): (("conv_dw norm mlp drop_path",),),
+    ("timm", "SwinTransformerBlock"): (("norm1 attn drop_path1", "norm2 mlp drop_path2"),),
+    ("timm", "SwinTransformerV2Block"): (("attn norm1 drop_path1", "mlp norm2 drop_path2"),),
+    ("timm", "ConvBnAct"): (("conv bn1 aa? drop_path",),),
+    ("timm", "DepthwiseSeparableConv"): (("conv_s2d? bn_s2d? conv_dw bn1 aa? se? conv_pw bn2 drop_path",),),
+    ("timm", "InvertedResidual"): (("conv_s2d? bn_s2d? conv_pw bn1 conv_dw bn2 aa? se? conv_pwl bn3 drop_path",),),
+    ("timm", "EdgeResidual"): (("conv_exp bn1 aa? se? conv_pwl bn2 drop_path",),),
+    ("timm", "UniversalInvertedResidual"): (("dw_start pw_exp dw_mid se? pw_proj dw_end layer_scale drop_path",),),
+    ("torchvision", "BasicBlock"): (("conv1 bn1 conv2 bn2",),),
+    ("torchvision", "Bottleneck"): (("conv1 bn1 conv2 bn2 conv3 bn3",),),
+    ("torchvision", "EncoderBlock"): (("ln_1 self_attention dropout", "ln_2 mlp"),),
+    ("torchvision", "CNBlock"): (("block stochastic_depth",),),
+    ("torchvision", "SwinTransformerBlock"): (("norm1 attn", "norm2 mlp"),),
+    ("torchvision", "SwinTransformerBlockV2"): (("attn norm1", "mlp norm2"),),
+    ("torchvision", "MBConv"): (("block stochastic_depth",),),
+    ("torchvision", "FusedMBConv"): (("block stochastic_depth",),),
+    ("torchvision", "InvertedResidual"): (("conv",), ("block",)),
+    ("transformers", "ViTLayer"): (
+        ("layernorm_before attention", "layernorm_after mlp"),
+        ("layernorm_before attention", "layernorm_after intermediate output.dense"),
+    ),
+    ("transformers", "SegformerLayer"): (
+        ("layernorm_before attention", "layernorm_after mlp"),
+        ("layer_norm_1 attention", "layer_norm_2 mlp"),
+    ),
+    ("transformers", "ConvNextLayer"): (("dwconv layernorm pwconv1 act? pwconv2 drop_path",),),
+    ("transformers", "SwinLayer"): (
+        ("layernorm_before attention drop_path", "layernorm_after mlp"),
+        ("layernorm_before attention drop_path", "layernorm_after intermediate output"),
+    ),
+    ("acclimate", "Block"): (("conv1 norm1 conv2 norm2 drop_path",),),
+    ("acclimate", "TransformerBlock"): (("norm1 attn drop_path1", "norm2 mlp drop_path2"),),
+}
+_SWITCHES = ("has_skip", "use_res_connect")
+
+
+def find_branches(model: nn.Module, branches: Names | None = None, blocks: Names | None = None) -> list[Branch]:
+    """The residual branches of a network, in its own order; a clear error where none is known."""
+    if branches is not None or blocks is not None:
+        return _named(model, branches, blocks)
+    found: list[Branch] = []
+    block = 0
+    for path, module in model.named_modules():
+        if own := list(_in_block(path, module, block)):
+            found += own
+            block += 1
+    if not found:
+        raise ValueError(
+            f"no residual branch is known in {type(model).__name__}. Name the modules whose output is added to the "
+            'identity, branches="layers.*.mlp", or those that return x + f(x), blocks="layers.*"'
+        )
+    return found
+
+
+def _in_block(path: str, module: nn.Module, block: int) -> Iterator[Branch]:
+    if not all(getattr(module, switch, True) for switch in _SWITCHES):
+        return
+    for cls in type(module).__mro__:
+        for version in _BLOCKS.get((cls.__module__.split(".")[0], cls.__name__), ()):
+            branches = [_path(module, names) for names in version]
+            if all(branches):
+                for modules in branches:
+                    yield Branch(path, block, modules)
+                return
+
+
+def _path(module: nn.Module, names: str) -> tuple[nn.Module, ...]:
+    """The named modules, or nothing where one that must be there is not."""
+    modules = []
+    for name in names.split():
+        part: object = module
+        for step in name.removesuffix("?").split("."):
+            part = getattr(part, step, None)
+        if isinstance(part, nn.Module):
+            modules.append(part)
+        elif not name.endswith("?"):
+            return ()
+    return tuple(modules)
+
+
+def _named(model: nn.Module, branches: Names | None, blocks: Names | None) -> list[Branch]:
+    patterns = [(pattern, False) for pattern in _listed(branches)] + [(pattern, True) for pattern in _listed(blocks)]
+    modules = dict(model.named_modules())
+    for pattern, _ in patterns:
+        if not any(fnmatchcase(name, pattern) for name in modules):
+            some = ", ".join([*modules][1:6])
+            raise ValueError(f"{type(model).__name__} has no module {pattern!r}; it has {some}, …")
+    parents: dict[str, int] = {}
+    found = []
+    for name, module in modules.items():
+        for pattern, whole in patterns:
+            if fnmatchcase(name, pattern) and name.count(".") == pattern.count("."):
+                parent = name if whole else name.rpartition(".")[0]
+                found.append(Branch(name, parents.setdefault(parent, len(parents)), (module,), whole))
+                break
+    return found
+
+
+def _listed(names: Names | None) -> Sequence[str]:
+    return [names] if isinstance(names, str) else names or ()
