@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 
 
 def _declare_torchvision_operators() -> object:

@@ -117,7 +117,7 @@ def test_a_file_replays_bitwise_in_a_new_process(name: str, tmp_path: Path) -> N
     torch.save([adapter(x) for x in stream(3, seed=200)], tmp_path / "expected.pt")
     program = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
-import torch; torch.set_num_threads(2)
+import torch; torch.set_num_threads(1)
 from networks import stream
 from test_contract import adapter_of
 adapter = adapter_of({name!r}, "bn")
@@ -197,6 +197,31 @@ def test_short_last_batch(name: str, family: str) -> None:
         assert len(adapter(stream()[0][:size])) == size
 
 
+@pytest.mark.parametrize(("name", "family"), [row for row in LEARNERS if row[0] != "tent"])
+def test_an_empty_selection_learns_nothing(name: str, family: str) -> None:
+    adapter = adapter_of(name, family, margin=1e-9)
+    before = everything_in(adapter.model)
+    for x in stream():
+        adapter(x)
+        assert not adapter.last.updated
+        assert adapter.last.loss is None
+        assert (adapter.last.backwards, adapter.last.in_graph, adapter.last.forwards) == (0, 0, len(x))
+    assert same(everything_in(adapter.model), before)
+
+
+@pytest.mark.parametrize(("name", "family"), LEARNERS)
+@pytest.mark.parametrize("strategy", ["replay", "replay-subset"])
+def test_a_second_pass_keeps_the_promises_too(name: str, family: str, strategy: str) -> None:
+    adapter = adapter_of(name, family, strategy=strategy)
+    found = flags(adapter.model)
+    first = [adapter(x) for x in stream()]
+    assert flags(adapter.model) == found
+    assert int(adapter.passes.backwards) == int(adapter.passes.in_graph)
+    assert int(adapter.passes.forwards) == 32 + int(adapter.passes.backwards)
+    adapter.reset()
+    assert all(torch.equal(a, adapter(x)) for a, x in zip(first, stream(), strict=True))
+
+
 @pytest.mark.parametrize(("name", "family"), TABLE)
 def test_class_mask(name: str, family: str) -> None:
     classes = [7, 2, 5]
@@ -238,7 +263,7 @@ def test_other_optimizers(name: str, family: str, tmp_path: Path) -> None:
     other = make_one()
     other.load(tmp_path / "state")
     assert torch.equal(adapter(stream()[0]), other(stream()[0]))
-    with pytest.raises(StateError, match="another optimizer"):
+    with pytest.raises(StateError, match="other optimizer: Adam"):
         adapter_of(name, family).load(tmp_path / "state")
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from networks import ConvNet, batch_norm, images, make, stream
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from acclimate import EATA, ETA, BNAdapt, NonRedundant, Reliable, Source, Tent
+from acclimate import EATA, EATAC, ETA, ETAC, BNAdapt, Everything, NonRedundant, Reliable, Source, Tent
 
 
 class Returning(nn.Module):
@@ -185,7 +186,7 @@ def test_an_alarm_when_almost_nothing_or_everything_is_kept(epsilon: float, marg
         warnings.simplefilter("always")
         for _ in range(250):  # five windows: one warning, not a flood
             adapter(x)
-    assert [str(w.message).split(" of the samples")[0] for w in caught] == [f"ETA learned from {words}"]
+    assert [str(w.message).split(" of the samples")[0] for w in caught] == [f"the selection kept {words}"]
 
 
 def test_a_healthy_rate_raises_no_alarm() -> None:
@@ -195,7 +196,7 @@ def test_a_healthy_rate_raises_no_alarm() -> None:
     assert 0 < int(adapter.passes.backwards) < int(adapter.passes.forwards)
 
 
-def test_two_adapters_of_one_network_do_not_tread_on_each_other() -> None:
+def test_reset_takes_back_what_another_adapter_of_the_network_sees() -> None:
     model = ConvNet(batch_norm).eval()
     first, second = Tent(model, lr=1e-2), Source(model)
     x = stream()[0]
@@ -204,3 +205,119 @@ def test_two_adapters_of_one_network_do_not_tread_on_each_other() -> None:
     assert not torch.equal(second(x), clean)
     first.reset()
     assert torch.equal(second(x), clean)
+
+
+def test_a_rate_is_of_the_window_not_of_each_batch() -> None:
+    """One sample in forty batches of 64 is 0.04 %, though that one batch kept more than 1 %."""
+    select = Reliable()
+    one, none = torch.zeros(2, 64, dtype=torch.bool)
+    one[0] = True
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(50):
+            select.observe(torch.zeros(64, 10), one if i % 40 == 0 else none)
+    assert ["under 1 %" in str(w.message) for w in caught] == [True]
+
+
+def test_keeping_everything_on_purpose_raises_no_alarm() -> None:
+    adapter = ETA(make("ln"), select=Everything(), lr=0.0)
+    for _ in range(60):
+        adapter(stream()[0])
+    assert int(adapter.passes.backwards) == 60 * 8
+
+
+def test_an_adapter_cannot_be_wrapped() -> None:
+    with pytest.raises(ValueError, match="holds, an adapter already"):
+        Source(nn.Sequential(Tent(make("bn"))))
+
+
+def test_an_optimizer_that_is_made_already() -> None:
+    model = make("bn")
+    with pytest.raises(TypeError, match="optimizer= is called with the parameters"):
+        Tent(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_users_own_gradients_are_left_alone() -> None:
+    model = make("bn")
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    Tent(model, lr=1e-2)(stream()[0])
+    assert all(torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters())
+
+
+def test_an_interrupted_step_changes_nothing() -> None:
+    adapter = ETA(make("bn"), lr=1e-2, margin=2.0, epsilon=2.0)
+    adapter(stream()[0])
+    before = adapter.snapshot()
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    adapter.optimizer.register_step_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        adapter(stream()[1])
+    after = adapter.snapshot()
+    assert all(torch.equal(before.tensors[k], after.tensors[k]) for k in before.tensors)
+    assert all(p.grad is None for p in adapter.model.parameters())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_activation_checkpoints_see_the_same_statistics(reentrant: bool, training: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make("bn")
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.net.stem(x)
+            for block in self.net.blocks:
+                y = checkpoint(block, y, use_reentrant=reentrant)
+            return self.net.head(self.net.drop(y)).mean((2, 3))
+
+    plain, saving = Tent(make("bn"), lr=1e-2), Tent(Checkpointed().train(training), lr=1e-2)
+    buffers = [b.clone() for b in saving.model.buffers()]
+    for x in stream():
+        torch.testing.assert_close(plain(x), saving(x))
+    assert all(torch.equal(a, b) for a, b in zip(buffers, saving.model.buffers(), strict=True))
+
+
+@pytest.mark.parametrize("method", [Source, BNAdapt, Tent])
+def test_half_precision_networks(method: type) -> None:
+    for strategy in ("masked", "replay") if method is Tent else (None,):
+        adapter = method(make("bn").bfloat16(), **({"strategy": strategy} if strategy else {}))
+        logits = adapter(stream()[0].bfloat16())
+        assert logits.dtype == torch.float32
+        torch.testing.assert_close(logits, method(make("bn"))(stream()[0]), rtol=0.1, atol=0.5)
+
+
+def test_autocast_around_the_loop_uses_what_was_learned() -> None:
+    def run(outer: bool) -> list[Tensor]:
+        adapter = Tent(make("ln"), parameters="all", lr=1e-2)
+        with torch.autocast("cpu", torch.bfloat16, enabled=outer):
+            outputs = []
+            for x in stream():
+                with torch.autocast("cpu", torch.bfloat16):
+                    outputs.append(adapter(x))
+            return outputs
+
+    assert all(torch.equal(a, b) for a, b in zip(run(False), run(True), strict=True))
+
+
+def test_the_defaults_are_the_papers() -> None:
+    def settings(adapter) -> dict:
+        group = adapter.optimizer.param_groups[0]
+        return {key: group[key] for key in ("lr", "momentum", "weight_decay", "nesterov")}
+
+    sgd = {"lr": 2.5e-4, "momentum": 0.9, "weight_decay": 0, "nesterov": False}
+    eata, eatac = EATA(make("bn"), source=images()), EATAC(make("bn"), source=images(), blocks="blocks.*")
+    assert settings(Tent(make("bn"))) == settings(ETA(make("bn"))) == settings(eata) == sgd
+    assert settings(eatac) == sgd | {"lr": 5e-3}
+    assert (eata.beta, eata.fisher, repr(eata.select)) == (2000.0, "batch", "Reliable(0.4) * NonRedundant('auto')")
+    assert (eatac.alpha, eatac.beta, eatac.drop, eatac.smoothing, eatac.weight) == (0.1, 50.0, 0.2, 0.2, 1.0)
+    assert repr(eatac.select) == "Reliable(0.5, weighted=False) * NonRedundant(Scaled(0.07))"
+    assert (eatac.schedule, eatac.per, eatac.divergence) == ("linear", "sample", "forward")
+    assert eatac.strategy == "replay-subset"
+    assert ETAC(make("bn"), blocks="blocks.*").beta == 0
+    assert BNAdapt(make("bn")).prior == 64
+    assert eata.select.second.momentum == 0.9

@@ -137,6 +137,39 @@ def test_replay_gradient_is_masked_gradient_with_statistics_held() -> None:
     agree(runs[0], runs[2])
 
 
+def test_eta_on_pixels() -> None:
+    """Segmentation is classification of every pixel."""
+    adapter = ETA(make("seg").double(), lr=LR, margin=0.5, epsilon=0.6)
+
+    class Pixels(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make("seg").double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x).movedim(1, -1).flatten(0, -2)
+
+    theirs, kept = plain.eata(Pixels(), BATCHES[:3], LR, margin=0.5, epsilon=0.6)
+    for x, expected, count in zip(BATCHES[:3], theirs, kept, strict=True):
+        agree([adapter(x).movedim(1, -1).flatten(0, -2)], [expected])
+        assert adapter.last.kept is not None
+        assert int(adapter.last.kept.sum()) == count > 0
+
+
+def test_the_subset_has_statistics_of_its_own() -> None:
+    """`replay-subset` normalises the kept samples as if they had come alone; `replay` as they were."""
+    x = BATCHES[0]
+    keep = torch.arange(len(x)) < 5
+    came_alone = BNAdapt(make("bn").double(), prior=0)(x[:5])
+    for strategy, alone in (("replay-subset", True), ("replay", False)):
+        adapter = ETA(make("bn").double(), strategy=strategy)
+        with adapter.learning():
+            batch = adapter.predict(x)
+            rows = batch.rows(keep).detach()
+        torch.testing.assert_close(rows, came_alone if alone else batch.logits[keep])
+    assert not torch.allclose(rows, came_alone)
+
+
 def test_pixel_masks_give_the_same_step_by_slicing_and_by_replay() -> None:
     runs = []
     for strategy in ("masked", "replay"):

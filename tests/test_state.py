@@ -9,8 +9,10 @@ import torch
 from networks import images, make, stream
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.optim import Adam
 
-from acclimate import EATA, ETA, Adapter, StateError, Tent
+from acclimate import EATA, EATAC, ETA, Adapter, StateError, Tent
 
 
 @pytest.fixture
@@ -92,11 +94,13 @@ def test_other_hyper_parameters_go_on_with_a_warning(saved: Path) -> None:
 
 
 def test_only_what_changes_is_in_the_file(saved: Path) -> None:
-    names = set(load_file(saved))
+    content = load_file(saved)
     adapter = ETA(make("bn"))
-    assert {n.removeprefix("parameter/") for n in names if n.startswith("parameter/")} == set(adapter.names)
-    assert "state/select.second.mean" in names
-    assert saved.stat().st_size < 20_000 < sum(p.numel() * 4 for p in adapter.model.parameters()) * 10
+    assert {name.split("/")[0] for name in content} == {"parameter", "optimizer", "state", "generator"}
+    assert {n.removeprefix("parameter/") for n in content if n.startswith("parameter/")} == set(adapter.names)
+    assert "state/select.second.mean" in content
+    momentum = sum(t.numel() for n, t in content.items() if n.startswith("optimizer/"))
+    assert momentum == sum(p.numel() for p in adapter.adapted)
 
 
 def test_a_failed_write_leaves_the_old_file(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,11 +128,9 @@ def test_a_snapshot_is_a_copy() -> None:
     assert all(torch.equal(held[k], t) for k, t in snapshot.tensors.items())
 
 
-def test_a_snapshot_of_another_adapter_is_refused() -> None:
+def test_a_snapshot_of_another_network_is_refused() -> None:
     with pytest.raises(StateError, match="another model or another choice"):
-        Tent(make("bn")).restore(Tent(make("gn"), parameters="all").snapshot())
-    with pytest.raises(StateError, match="another method: it holds select"):
-        Tent(make("bn")).restore(_learned(ETA(make("bn"))).snapshot())
+        Tent(make("bn"), parameters="all").restore(Tent(make("ln"), parameters="all").snapshot())
 
 
 def _learned(adapter: Adapter) -> Adapter:
@@ -142,3 +144,104 @@ def test_the_state_dict_of_the_network_keeps_its_keys() -> None:
     adapter = _learned(EATA(model, source=images(16)))
     assert list(model.state_dict()) == keys
     assert [k.removeprefix("model.") for k in adapter.state_dict() if k.startswith("model.")] == keys
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "message"),
+    [
+        (ETA, lambda m: ETA(m, classes=[1, 2, 3]), "other classes"),
+        (lambda m: EATA(m, source=images()), lambda m: EATA(m, beta=0.0), "regulariser.importance does not fit"),
+        (lambda m: EATA(m, source=images()), Tent, "other method: Tent"),
+        (Tent, lambda m: Tent(m, optimizer=Adam), "other optimizer: Adam"),
+        (
+            lambda m: Tent(m, optimizer=torch.optim.AdamW),
+            lambda m: Tent(m, optimizer=Adam),
+            "other optimizer",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_whole(here, there, message: str) -> None:
+    ours, theirs = _learned(here(make("bn"))), _learned(there(make("bn")))
+    before = ours.snapshot()
+    with pytest.raises(StateError, match=message):
+        ours.restore(theirs.snapshot())
+    after = ours.snapshot()
+    assert all(torch.equal(before.tensors[k], after.tensors[k]) for k in before.tensors)
+
+
+def test_a_norm_layer_under_two_names(tmp_path: Path) -> None:
+    def tied() -> nn.Module:
+        model = make("bn")
+        model.again = model.stem[1]
+        return model
+
+    adapter = ETA(tied(), lr=1e-2)
+    for x in stream():
+        adapter(x)
+    adapter.save(tmp_path / "state")
+    other = ETA(tied(), lr=1e-2)
+    other.load(tmp_path / "state")
+    assert torch.equal(adapter(stream()[0]), other(stream()[0]))
+
+
+def test_settings_of_the_optimizer_come_from_the_file_and_say_so(saved: Path) -> None:
+    adapter = ETA(make("bn"), lr=1e-5)
+    with pytest.warns(UserWarning, match="with the optimizer's settings from the file"):
+        adapter.load(saved)
+    assert adapter.optimizer is not None
+    assert adapter.optimizer.param_groups[0]["lr"] == 1e-2
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="its folder is not there"):
+        Tent(make("bn")).save(tmp_path / "nowhere" / "state")
+    with pytest.raises(FileNotFoundError, match="it is a folder"):
+        Tent(make("bn")).save(tmp_path)
+
+
+def test_the_record_of_a_step_is_not_written_to_later() -> None:
+    adapter = _learned(Tent(make("bn")))
+    last, forwards = adapter.last, adapter.last.forwards
+    adapter.infer(stream()[1])
+    assert adapter.last is last
+    assert last.forwards == forwards
+
+
+def test_a_cast_takes_the_source_and_the_momentum_along() -> None:
+    """Cast in the middle of a stream, an adapter goes on, and goes back, as one that was made so."""
+    adapter, made_so = Tent(make("bn"), lr=1e-2), Tent(make("bn").double(), lr=1e-2)
+    for x in stream()[:2]:
+        adapter(x)
+        made_so(x.double())
+    adapter.double()
+    for x in stream()[2:]:
+        torch.testing.assert_close(adapter(x.double()), made_so(x.double()), rtol=1e-3, atol=1e-3)
+    adapter.reset()
+    made_so.reset()
+    torch.testing.assert_close(adapter(stream()[0].double()), made_so(stream()[0].double()))
+
+
+def test_the_generator_is_part_of_the_state() -> None:
+    adapter = Tent(make("bn"))
+    snapshot = adapter.snapshot()
+    first = torch.rand(3, generator=adapter.generator)
+    adapter.restore(snapshot)
+    assert torch.equal(first, torch.rand(3, generator=adapter.generator))
+
+
+@pytest.mark.gpu
+def test_a_state_crosses_devices(tmp_path: Path) -> None:
+    def make_one() -> Adapter:
+        return EATAC(make("bn").double(), beta=0.0, lr=1e-2, blocks="blocks.*")
+
+    here = make_one()
+    batches = [x.double() for x in stream()]
+    first = [here(x) for x in batches]
+    here.save(tmp_path / "state")
+    there = make_one().cuda()
+    there.load(tmp_path / "state")
+    torch.testing.assert_close(here(batches[0]), there(batches[0].cuda()).cpu())
+    here.cuda()
+    here.reset()
+    for a, x in zip(first, batches, strict=True):
+        torch.testing.assert_close(a, here(x.cuda()).cpu())

@@ -96,7 +96,7 @@ def eata(
         h = entropy(p)
         e0 = margin * math.log(z.shape[1])
         chosen = []
-        for i in range(len(x)):
+        for i in range(len(z)):
             if not h[i] < e0:
                 continue
             if mean is not None and not abs(mean @ p[i] / (mean.norm() * p[i].norm())) < epsilon:

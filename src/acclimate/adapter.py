@@ -34,7 +34,6 @@ from .parameters import Parameters, choose_parameters
 from .passes import Passes, Step
 from .prediction import STRATEGIES, Prediction, Strategy
 from .presets import hyper_parameters
-from .selection import AcceptanceAlarm
 from .state import Snapshot, StateError
 
 __all__ = ["Adapter", "Options"]
@@ -102,6 +101,12 @@ class Adapter(nn.Module, ABC):
         strategy = self.default_strategy if strategy is None else strategy
         if strategy not in STRATEGIES:
             raise ValueError(f"{name}: strategy={strategy!r}; expected one of {', '.join(STRATEGIES)}")
+        if optimizer is not None and not callable(optimizer):
+            raise TypeError(
+                f"{name}: optimizer= is called with the parameters: give partial(SGD, lr=…), not an optimizer"
+            )
+        if any(isinstance(module, Adapter) for module in model.modules()):
+            raise ValueError(f"{name}: the model is, or holds, an adapter already; wrap the network itself")
         adapted = {} if parameters is None else choose_parameters(model, parameters)
         if parameters is not None and not adapted:
             why = "the model has no normalisation layer with weights" if parameters == "norm" else "none matches"
@@ -113,11 +118,13 @@ class Adapter(nn.Module, ABC):
         self.seed = seed
         self.norm = Normalisation(model)
         self.passes = Passes().to(self.device)
-        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+        """On the CPU, so that a stream's randomness is the same on every device."""
         self.classes: Tensor | None
         self.register_buffer("classes", _class_index(classes, self.device), persistent=False)
         self._last_class = -1 if classes is None else max(classes)
 
+        self.parameters_adapted = parameters
         self.adapted = tuple(adapted.values())
         self.names = tuple(adapted)
         chosen = set(map(id, self.adapted))
@@ -125,7 +132,6 @@ class Adapter(nn.Module, ABC):
         make = optimizer or partial(SGD, lr=self.default_lr if lr is None else lr, momentum=0.9)
         self.optimizer = make(list(self.adapted)) if adapted else None
 
-        self._alarm = AcceptanceAlarm(name)
         self._trusted = False  # a first batch has shown that the model returns logits
         self._warned_of_one = False
         self._source: Snapshot | None = None
@@ -146,13 +152,12 @@ class Adapter(nn.Module, ABC):
         if not step.updated:
             step.backwards = step.in_graph = 0
         self.passes.add(step)
-        self._last = step
-        self._alarm.watch(step.kept)
+        self._last, self.step = step, Step(0)
         return logits.detach()
 
     @classmethod
     def preset(cls, network: str, model: nn.Module, **arguments: Any) -> Self:
-        """With the paper's hyper-parameters for a `"resnet50"`, `"vit-base"` or `"segformer-b5"`; yours override them."""
+        """With the paper's hyper-parameters for `"resnet50"`, `"vit-base"` or `"segformer-b5"`; yours override them."""
         settings = hyper_parameters(cls.__name__, network)
         if arguments.get("optimizer") is not None:
             settings.pop("lr", None)
@@ -197,16 +202,22 @@ class Adapter(nn.Module, ABC):
     def load(self, path: str | Path) -> None:
         """Go on from a saved state. A file of another model, method or version, or a damaged one, changes nothing."""
         snapshot, call = state.read(path, method=type(self).__name__, model=self.fingerprint())
+        own = repr(self)
         self.restore(snapshot)
-        if call != repr(self):
-            warnings.warn(f"{path} was saved by {call} and goes on as {self!r}", stacklevel=2)
+        if call != own:
+            warnings.warn(
+                f"{path} was saved by {call} and goes on as {own}, with the optimizer's settings from the file",
+                stacklevel=2,
+            )
 
     def fingerprint(self) -> str:
         """A hash of the network as it was before any adaptation."""
         if self._fingerprint is None:
-            source = _parts(self._remember_source().tensors)["parameter"]
-            tensors = self.model.state_dict(keep_vars=False)
-            self._fingerprint = state.fingerprint((n, source.get(n, t)) for n, t in tensors.items())
+            parts = _parts(self._remember_source().tensors)["parameter"]
+            source = {id(p): parts[name] for name, p in zip(self.names, self.adapted, strict=True)}  # also where tied
+            tensors = self.model.state_dict(keep_vars=True).items()
+            kept = ((name, source.get(id(t), t)) for name, t in tensors if isinstance(t, Tensor))
+            self._fingerprint = state.fingerprint(kept)
         return self._fingerprint
 
     # What a method writes, and what it writes it with -------------------------------------------------------------
@@ -232,16 +243,36 @@ class Adapter(nn.Module, ABC):
         """One optimizer step on the sum of the loss's terms."""
         if self.optimizer is None:
             raise TypeError(f"{type(self).__name__} was built without parameters to adapt")
-        loss = torch.stack([*terms.values()]).sum()
+        with self._own_gradients():
+            self._backward(torch.stack([*terms.values()]).sum())
+            self.optimizer.step()
+        self.step.terms = {name: term.detach() for name, term in terms.items()}
+
+    def gradients(self, loss: Tensor) -> list[Tensor]:
+        """∂loss/∂θ of the adapted parameters; nought where one is not used."""
+        with self._own_gradients():
+            self._backward(loss)
+            return [torch.zeros_like(p) if p.grad is None else p.grad for p in self.adapted]
+
+    def _backward(self, loss: Tensor) -> None:
         if not loss.requires_grad:
             raise RuntimeError(
                 "the logits carry no gradient: does the model's forward use torch.no_grad() or detach()?"
             )
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.step.terms = {name: term.detach() for name, term in terms.items()}
+        with self.normalising(self.step.size):  # activation checkpoints run the forward again in here
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def _own_gradients(self) -> Iterator[None]:
+        """`.grad` of the adapted parameters is ours inside, and the user's again after."""
+        found = [p.grad for p in self.adapted]
+        for p in self.adapted:
+            p.grad = None
+        try:
+            yield
+        finally:
+            for p, grad in zip(self.adapted, found, strict=True):
+                p.grad = grad
 
     def logits(self, x: Tensor) -> Tensor:
         """One pass of the full network, normalised as the method has it."""
@@ -254,6 +285,8 @@ class Adapter(nn.Module, ABC):
 
     def run(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """One pass, counted, under whatever statistics are in force, perhaps with other parameters."""
+        if torch.is_autocast_enabled(x.device.type):
+            torch.clear_autocast_cache()  # else an outer autocast block would hold on to weights of before the update
         try:
             output = self.model(x) if parameters is None else functional_call(self.model, dict(parameters), (x,))
         except torch.OutOfMemoryError:
@@ -318,6 +351,7 @@ class Adapter(nn.Module, ABC):
 
     def _copy_state(self) -> Snapshot:
         optimizer, settings = state.optimizer_state(self.optimizer)
+        settings["belongs"] = self._belonging()
         tensors = {f"parameter/{n}": p.detach().clone() for n, p in zip(self.names, self.adapted, strict=True)}
         for name, module, key in self._slots():
             if (value := getattr(module, key)) is not None:
@@ -330,10 +364,15 @@ class Adapter(nn.Module, ABC):
         """Where the method keeps its state: the persistent buffers outside the network."""
         for path, module in self.named_modules():
             if path != "model" and not path.startswith("model."):
-                for key in module._buffers.keys() - module._non_persistent_buffers_set:
-                    yield f"{path}.{key}", module, key
+                for key in module._buffers:
+                    if key not in module._non_persistent_buffers_set:
+                        yield f"{path}.{key}", module, key
 
     def _check_fit(self, parts: Mapping[str, Mapping[str, Tensor]], settings: Mapping[str, Any]) -> None:
+        if self._belonging() != settings.get("belongs"):
+            ours, theirs = self._belonging(), settings.get("belongs") or {}
+            what = [key for key, value in ours.items() if value != theirs.get(key)]
+            raise StateError(f"the state belongs to an adapter with other {what[0]}: {theirs.get(what[0])}")
         here = {n: p.shape for n, p in zip(self.names, self.adapted, strict=True)}
         there = {n: t.shape for n, t in parts["parameter"].items()}
         if here != there:
@@ -343,9 +382,22 @@ class Adapter(nn.Module, ABC):
             )
         if unknown := parts["state"].keys() - {name for name, _, _ in self._slots()}:
             raise StateError(f"the state belongs to another method: it holds {', '.join(sorted(unknown))}")
-        ours = [] if self.optimizer is None else self.optimizer.param_groups
-        if [set(g) for g in settings.get("groups", [])] != [set(g) for g in ours]:
-            raise StateError("the state belongs to another optimizer")
+        source = _parts(self._remember_source().tensors)
+        for name, tensor in source["state"].items():
+            if name not in parts["state"] or parts["state"][name].shape != tensor.shape:
+                raise StateError(f"the state belongs to a method with other settings: its {name} does not fit")
+        if parts["generator"]["state"].shape != source["generator"]["state"].shape:
+            raise StateError("the state's random generator is of another kind")
+
+    def _belonging(self) -> dict[str, Any]:
+        """What must be equal for a state to fit, besides names and shapes."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return {
+            "method": type(self).__name__,
+            "optimizer": type(self.optimizer).__name__,
+            "settings": [sorted(map(str, group)) for group in groups],
+            "classes": None if self.classes is None else self.classes.tolist(),
+        }
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Moves and casts (`to`, `cuda`, `half`, …) take the optimizer, the source snapshot and the generator along."""
@@ -355,8 +407,7 @@ class Adapter(nn.Module, ABC):
         if self._source is not None:
             moved = {n: t if n.startswith("generator/") else fn(t) for n, t in self._source.tensors.items()}
             self._source = Snapshot(moved, self._source.settings)
-        if self.generator.device != self.device:
-            self.generator = torch.Generator(self.device).manual_seed(self.seed)
+        self._fingerprint = None
         return self
 
     def __repr__(self) -> str:
@@ -365,9 +416,14 @@ class Adapter(nn.Module, ABC):
         classes = [cls for cls in type(self).__mro__ if issubclass(cls, Adapter) and cls is not Adapter]
         own = [p for cls in classes for p in inspect.signature(cls.__init__).parameters.values()]
         names = dict.fromkeys(p.name for p in own if p.kind is p.KEYWORD_ONLY and p.name not in shared)
+        if "select" in names:  # which says it all
+            names = {name: None for name in names if name not in ("margin", "epsilon")}
         arguments = [type(self.model).__name__, *(f"{name}={getattr(self, name)!r}" for name in names)]
         if self.optimizer is not None:
             arguments.append(f"optimizer={_describe(self.optimizer)}")
+            if self.parameters_adapted != "norm":
+                chosen = "all" if len(self._frozen) == 0 else list(self.names)
+                arguments.append(f"parameters={chosen!r}")
             arguments.append(f"statistics={self.statistics!r}, strategy={self.strategy!r}")
         if self.classes is not None:
             arguments.append(f"classes={self.classes.tolist()}")
@@ -378,7 +434,7 @@ def _describe(optimizer: Optimizer) -> str:
     usual = {name: p.default for name, p in inspect.signature(type(optimizer)).parameters.items()}
     group = {name: value for name, value in optimizer.param_groups[0].items() if name in usual and name != "params"}
     told = [f"{name}={value!r}" for name, value in group.items() if name == "lr" or value != usual[name]]
-    return f"{type(optimizer).__name__}({', '.join(told)})"
+    return f"partial({', '.join([type(optimizer).__name__, *told])})"
 
 
 def _class_index(classes: Sequence[int] | None, device: torch.device) -> Tensor | None:

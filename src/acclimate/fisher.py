@@ -47,6 +47,8 @@ class Fisher(nn.Module):
             raise ValueError(f"fisher={how!r}: expected one of {', '.join(map(repr, _IMPORTANCE))}")
         with adapter.learning():
             importance = _IMPORTANCE[how](adapter, _checked(images, adapter.device))
+        if not bool(importance.isfinite().all()):
+            raise ValueError("the source images gave NaN or infinite gradients: no importance could be estimated")
         return cls(importance, _vector(adapter.adapted))
 
     @classmethod
@@ -85,8 +87,7 @@ def batch_importance(adapter: Adapter, batches: Iterable[Tensor]) -> Tensor:
     """
     squares, count = torch.zeros_like(_vector(adapter.adapted)), 0
     for x in batches:
-        loss = pseudo_label_loss(adapter.logits(x)).mean()
-        gradient = torch.autograd.grad(loss, adapter.adapted, allow_unused=True, materialize_grads=True)
+        gradient = adapter.gradients(pseudo_label_loss(adapter.logits(x)).mean())
         squares += _vector(gradient).square()
         count += 1
     return squares / count
@@ -135,14 +136,16 @@ def _coupled_gradients(adapter: Adapter, x: Tensor, chunk: int = 16) -> Iterator
 
 
 def _vector(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([t.detach().flatten() for t in tensors])
+    """One vector, in at least single precision: squares of small half-precision gradients would vanish."""
+    flat = torch.cat([t.detach().flatten() for t in tensors])
+    return flat if flat.dtype == torch.float64 else flat.float()
 
 
 def _checked(images: Images, device: torch.device) -> Iterator[Tensor]:
     empty = True
     for batch in image_batches(images):
         x = check_images(batch.to(device), device)
-        refuse_non_finite(x, x)
+        refuse_non_finite(x)
         empty = False
         yield x
     if empty:
@@ -158,10 +161,8 @@ def image_batches(images: Images, size: int = 64) -> Iterator[Tensor]:
         yield from torch.split(images, size)
         return
     for batch in images:
-        x = batch if isinstance(batch, Tensor) else batch[0]
+        x = batch[0] if isinstance(batch, Sequence) and len(batch) else batch
         if not isinstance(x, Tensor) or x.dim() < 2:
-            raise TypeError(
-                "expected batches of images, tensors whose first dimension is the batch; "
-                f"got {type(x).__name__}{f' of shape {tuple(x.shape)}' if isinstance(x, Tensor) else ''}"
-            )
+            what = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"expected batches of images, as tensors or (images, …) tuples; got {what}")
         yield x

@@ -44,13 +44,13 @@ def read_logits(output: object, x: Tensor) -> Tensor:
     return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 
-def refuse_non_finite(x: Tensor, logits: Tensor) -> None:
+def refuse_non_finite(x: Tensor, logits: Tensor | None = None) -> None:
     """Raise for NaN or infinity in the input or the output: one read by the host for both."""
-    finite_x, finite_z = torch.stack([x.isfinite().all(), logits.isfinite().all()]).tolist()
-    if not finite_x:
+    finite = torch.stack([t.isfinite().all() for t in (x, logits) if t is not None]).tolist()
+    if not finite[0]:
         bad = int((~x.isfinite().flatten(1).all(1)).sum())
         raise ValueError(f"NaN or infinity in {bad} of {len(x)} images: the batch was refused, and nothing was learned")
-    if not finite_z:
+    if not all(finite):
         raise ValueError(
             "the model returned NaN or infinite logits for finite images: the batch was refused, and nothing was "
             "learned. reset() goes back to the source network"
@@ -59,7 +59,7 @@ def refuse_non_finite(x: Tensor, logits: Tensor) -> None:
 
 def refuse_probabilities(logits: Tensor) -> None:
     """Raise where the model seems to end in a softmax."""
-    if bool((logits >= 0).all()) and bool(((logits.sum(1) - 1).abs() < 1e-3).all()):
+    if bool((logits >= 0).all()) and bool(((logits.sum(1) - 1).abs() < 1e-2).all()):
         raise ValueError(
             "the model's output looks like probabilities (every row sums to one): return logits, without the softmax"
         )

@@ -88,7 +88,10 @@ class Normalisation:
             if layer.running_mean is None or layer.running_var is None:
                 return mean, variance
             share = x.shape[0] / (prior + x.shape[0])
-            return layer.running_mean.lerp(mean, share), layer.running_var.lerp(variance, share)
+            return (
+                layer.running_mean.to(mean.dtype).lerp(mean, share),
+                layer.running_var.to(variance.dtype).lerp(variance, share),
+            )
 
         with self._using(blend):
             yield
@@ -124,7 +127,9 @@ class Normalisation:
         def use(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             assert isinstance(layer, _BatchNorm)  # noqa: S101
             layer.running_mean, layer.running_var = source[layer]
-            layer.running_mean, layer.running_var = statistics(layer, inputs[0])
+            mean, variance = statistics(layer, inputs[0])
+            held = next((t for t in (layer.running_mean, layer.weight) if t is not None), mean)
+            layer.running_mean, layer.running_var = mean.to(held.dtype), variance.to(held.dtype)
 
         with self.source():
             hooks = [layer.register_forward_pre_hook(use) for layer in self.layers]

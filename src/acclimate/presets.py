@@ -15,21 +15,22 @@ def hyper_parameters(method: str, network: str) -> dict[str, Any]:
     """What the paper gives a method for a network, as keyword arguments."""
     if network not in NETWORKS:
         raise ValueError(f"no preset {network!r}: expected one of {', '.join(NETWORKS)}")
-    entropy: dict[str, Any] = {
+    entropies: dict[str, dict[str, Any]] = {
         "resnet50": {"lr": 2.5e-4},
         "vit-base": {"lr": 1e-3},
         "segformer-b5": {"lr": 7.5e-5},  # CoTTA's own program has 7.5e-6
-    }[network]
-    eata: dict[str, Any] = {
+    }
+    selections: dict[str, dict[str, Any]] = {
         "resnet50": {"margin": 0.4, "epsilon": Scaled(0.05)},
         "vit-base": {"margin": 0.4, "epsilon": Scaled(0.05)},
         "segformer-b5": {"select": Reliable(0.1)},  # no redundancy filter: at 19 classes 1/√C is 0.23
-    }[network]
-    eata_c: dict[str, Any] = {
+    }
+    consistencies: dict[str, dict[str, Any]] = {
         "resnet50": {"lr": 5e-3, "margin": 0.5, "epsilon": Scaled(0.07), "drop": 0.2, "alpha": 0.1},
         "vit-base": {"lr": 0.1, "margin": 0.4, "epsilon": Scaled(0.05), "drop": 0.2, "alpha": 0.1},
         "segformer-b5": {"lr": 5e-4, "select": Everything(), "drop": 0.6, "alpha": 0.0},
-    }[network]
+    }
+    entropy, eata, eata_c = entropies[network], selections[network], consistencies[network]
     segments = network == "segformer-b5"
     table: dict[str, dict[str, Any]] = {
         "Source": {},

@@ -23,6 +23,41 @@ from .functional import entropy, moving_average, reliability, similarity, thresh
 __all__ = ["Epsilon", "Everything", "NonRedundant", "Reliable", "Scaled", "Selector"]
 
 
+class AcceptanceAlarm:
+    """Warns, once, when under 1 % or over 99 % of the samples of `window` batches were kept.
+
+    Rates stay on the device and are read once a window.
+    """
+
+    def __init__(self, window: int = 50) -> None:
+        self.window = window
+        self.raised = False
+        self._rates: list[Tensor] = []
+
+    def watch(self, keep: Tensor) -> None:
+        """Take note of a batch's mask."""
+        if self.raised:
+            return
+        self._rates.append(keep.float().mean())
+        if len(self._rates) < self.window:
+            return
+        rate = sum(float(rate) for rate in self._rates) / self.window
+        self._rates.clear()
+        if not 0.01 <= rate <= 0.99:
+            self.raised = True
+            share, remedy = (
+                (
+                    "under 1 %",
+                    "it hardly adapts. Is margin too small, or epsilon ('auto' scales with the classes)?",
+                )
+                if rate < 0.5
+                else ("over 99 %", "it leaves nothing out. Are margin and epsilon too large for these classes?")
+            )
+            warnings.warn(
+                f"the selection kept {share} of the samples of the last {self.window} batches: {remedy}", stacklevel=4
+            )
+
+
 class Selector(nn.Module, ABC):
     """A weight S(x) ≥ 0 for each sample, or each pixel, from its logits. Selectors multiply."""
 
@@ -30,8 +65,17 @@ class Selector(nn.Module, ABC):
     def forward(self, logits: Tensor) -> Tensor:
         """S(x), without a gradient: (B,) for (B, C) logits, (B, H, W) for (B, C, H, W)."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.alarm = AcceptanceAlarm()
+
     def observe(self, logits: Tensor, keep: Tensor) -> None:
-        """Take note of the samples that were kept. Most selectors remember nothing."""
+        """Take note of which samples were kept; warns where it has long been almost none, or almost all."""
+        self.remember(logits.detach(), keep)
+        self.alarm.watch(keep)
+
+    def remember(self, logits: Tensor, keep: Tensor) -> None:
+        """What a selector keeps of a batch for the next. Most keep nothing."""
 
     def __mul__(self, other: Selector) -> Selector:
         return _Product(self, other)
@@ -45,9 +89,9 @@ class _Product(Selector):
     def forward(self, logits: Tensor) -> Tensor:
         return torch.mul(self.first(logits), self.second(logits))
 
-    def observe(self, logits: Tensor, keep: Tensor) -> None:
-        self.first.observe(logits, keep)
-        self.second.observe(logits, keep)
+    def remember(self, logits: Tensor, keep: Tensor) -> None:
+        self.first.remember(logits, keep)
+        self.second.remember(logits, keep)
 
     def __repr__(self) -> str:
         return f"{self.first!r} * {self.second!r}"
@@ -59,6 +103,9 @@ class Everything(Selector):
     def forward(self, logits: Tensor) -> Tensor:
         """One for each sample."""
         return torch.ones_like(logits.detach()[:, 0])
+
+    def observe(self, logits: Tensor, keep: Tensor) -> None:
+        """Nothing to note: that all are kept is what it is for."""
 
     def __repr__(self) -> str:
         return "Everything()"
@@ -135,49 +182,12 @@ class NonRedundant(Selector):
         epsilon = epsilon.at(z.shape[1]) if isinstance(epsilon, Scaled) else epsilon
         return (similarity(z, self._mean(z)) < epsilon).to(z.dtype)
 
-    def observe(self, logits: Tensor, keep: Tensor) -> None:
+    def remember(self, logits: Tensor, keep: Tensor) -> None:
         """Eq. (4)."""
-        z = logits.detach()
-        self.mean = moving_average(self._mean(z), z, keep, self.momentum)
+        self.mean = moving_average(self._mean(logits), logits, keep, self.momentum)
 
     def _mean(self, logits: Tensor) -> Tensor:
         return logits.new_zeros(logits.shape[1]) if self.mean is None else self.mean
 
     def __repr__(self) -> str:
         return f"NonRedundant({self.epsilon!r})"
-
-
-class AcceptanceAlarm:
-    """Warns, once, when a method has learned from almost nothing or almost everything for `window` batches.
-
-    Counts stay on the device and are read once a window.
-    """
-
-    def __init__(self, name: str, window: int = 50) -> None:
-        self.name = name
-        self.window = window
-        self.raised = False
-        self._batches = 0
-        self._rates: list[Tensor] = []
-
-    def watch(self, kept: Tensor | None) -> None:
-        """Take note of a batch's mask; None, from a method that does not select, is passed over."""
-        if self.raised or kept is None:
-            return
-        self._rates.append(kept.float().mean())
-        if len(self._rates) < self.window:
-            return
-        rates, self._rates = torch.stack(self._rates), []
-        low, high = bool((rates < 0.01).all()), bool((rates > 0.99).all())
-        if low or high:
-            self.raised = True
-            remedy = (
-                "it hardly adapts. Is epsilon (epsilon='auto' scales with the classes) or margin too small?"
-                if low
-                else "it leaves nothing out, as Tent does. Are margin and epsilon too large for these classes?"
-            )
-            share = "under 1 %" if low else "over 99 %"
-            warnings.warn(
-                f"{self.name} learned from {share} of the samples in each of the last {self.window} batches: {remedy}",
-                stacklevel=3,
-            )

@@ -90,6 +90,10 @@ def write(path: str | Path, snapshot: Snapshot, *, method: str, call: str, model
     }
     metadata["checksum"] = _checksum(tensors, metadata)
     path = Path(path)
+    if path.is_dir() or not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"cannot save to {path}: {'it is a folder' if path.is_dir() else 'its folder is not there'}"
+        )
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:

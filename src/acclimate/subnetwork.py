@@ -43,7 +43,7 @@ def subnetwork(
         drop: the largest drop rate, in [0, 1).
         schedule: `"linear"`, from 0 at the first block to `drop` at the last, or `"uniform"`.
         per: `"sample"`, or `"batch"`, which really skips what it drops.
-        generator: on the model's device; torch's own where it is None.
+        generator: on any device: on the CPU, every device draws the same; torch's own where it is None.
         branches: for a network that is not known: names of modules whose output is added to the identity.
         blocks: or names of modules that return x + f(x).
     """
@@ -112,12 +112,12 @@ class _Draw:
     def __call__(self, _: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         self.batch = len(x)
+        device = "cpu" if self.generator is None else self.generator.device
         if self.per == "sample":
-            rates = torch.tensor(self.rates).unsqueeze(1).to(x.device, non_blocking=True)
-            chance = torch.rand(len(self.rates), self.batch, generator=self.generator, device=x.device)
-            self.scales = (chance >= rates) / (1 - rates)
+            rates = torch.tensor(self.rates, device=device).unsqueeze(1)
+            chance = torch.rand(len(self.rates), self.batch, generator=self.generator, device=device)
+            self.scales = ((chance >= rates) / (1 - rates)).to(x.device, non_blocking=True)
         else:
-            device = "cpu" if self.generator is None else self.generator.device
             chance = torch.rand(len(self.rates), generator=self.generator, device=device)
             self.stays = [c >= rate for c, rate in zip(chance.tolist(), self.rates, strict=True)]
 
@@ -177,8 +177,8 @@ class _Skip:
     """Leaves a branch out for the whole batch, without running it.
 
     A hook cannot keep a module from running, so the modules' `forward` is taken over inside the `with` block: each
-    gives zeros in the place of its output. A branch has to run once on a shape of input before it is known what these look
-    like; until then it is run and multiplied by zero.
+    gives zeros in the place of its output. A branch has to run once on a shape of input before it is known what these
+    look like; until then it is run and multiplied by zero.
     """
 
     def __init__(self, branch: Branch, draw: _Draw, index: int, known: _Known) -> None:

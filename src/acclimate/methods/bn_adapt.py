@@ -25,7 +25,7 @@ class BNAdapt(Adapter):
     def __init__(
         self, model: nn.Module, *, prior: float = 64, classes: Sequence[int] | None = None, seed: int = 0
     ) -> None:
-        super().__init__(model, parameters=None, statistics="source", classes=classes, seed=seed)
+        super().__init__(model, parameters=None, statistics="source" if prior else "batch", classes=classes, seed=seed)
         if not self.norm.layers:
             raise ValueError("BNAdapt needs BatchNorm layers, and the model has none: Tent and EATA adapt other norms")
         if prior < 0:
@@ -34,7 +34,7 @@ class BNAdapt(Adapter):
 
     def normalising(self, size: int) -> AbstractContextManager[None]:
         """Blended statistics."""
-        return self.norm.blended(self.prior) if self.prior else self.norm.batch(size)
+        return self.norm.blended(self.prior) if self.prior else super().normalising(size)
 
     def adapt(self, x: Tensor) -> Tensor:
         """Predict."""

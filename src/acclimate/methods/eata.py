@@ -53,13 +53,13 @@ class EATA(Adapter):
         batch = self.predict(x)
         s = self.select(batch.logits)  # Eq. (6)
         keep = s > 0
-        self.select.observe(batch.logits, keep)  # Eq. (4)
         z = batch.rows(keep)
         if len(z):
             self.update(
                 entropy=(s[keep] * entropy(z)).mean(),  # Eq. (2)
                 fisher=self.beta * self.regulariser(self.adapted),  # Eq. (8)
             )
+        self.select.observe(batch.logits, keep)  # Eq. (4)
         return batch.logits
 
 

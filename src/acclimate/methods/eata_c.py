@@ -97,7 +97,6 @@ class EATAC(Adapter):
         """Predict with the full network, then let a sub-network learn from the selected samples."""
         batch = self.predict(x)
         keep = self.select(batch.logits) > 0  # Eq. (15)
-        self.select.observe(batch.logits, keep)  # Eq. (4)
         with self.subnetwork():
             z_sub = batch.rows(keep)
         if len(z_sub):
@@ -110,6 +109,7 @@ class EATAC(Adapter):
                 fisher=self.beta * self.regulariser(self.adapted),  # Eq. (14)
             )
             self.step.uncertainty = Uncertainty(divergence.detach(), c < 0)
+        self.select.observe(batch.logits, keep)  # Eq. (4)
         return batch.logits
 
     def subnetwork(self) -> AbstractContextManager[None]:
