@@ -114,9 +114,9 @@ class _Draw:
         self.batch = len(x)
         device = "cpu" if self.generator is None else self.generator.device
         if self.per == "sample":
-            rates = torch.tensor(self.rates, device=device).unsqueeze(1)
+            rates = torch.tensor(self.rates, device=device, dtype=torch.float64).unsqueeze(1)
             chance = torch.rand(len(self.rates), self.batch, generator=self.generator, device=device)
-            self.scales = ((chance >= rates) / (1 - rates)).to(x.device, non_blocking=True)
+            self.scales = ((chance >= rates) / (1 - rates)).to(x.device, x.dtype, non_blocking=True)
         else:
             chance = torch.rand(len(self.rates), generator=self.generator, device=device)
             self.stays = [c >= rate for c, rate in zip(chance.tolist(), self.rates, strict=True)]
