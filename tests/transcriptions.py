@@ -113,3 +113,76 @@ def eata(
                 loss = loss + beta * (f * (p_now - p_then) ** 2).sum()
         net.step(loss)
     return outputs, kept
+
+
+def tiny_vit_with_branches(model: nn.Module, x: Tensor, scales: Tensor) -> Tensor:
+    """The tiny ViT's forward pass by hand, each branch of its second block scaled a sample: (2, B)."""
+    tokens = model.patches(x).flatten(2).mT
+    for index, block in enumerate(model.blocks):
+        attention, mlp = scales.view(2, -1, 1, 1) if index == 1 else (1.0, 1.0)
+        y = block.norm1(tokens)
+        tokens = tokens + attention * block.attention(y, y, y, need_weights=False)[0]
+        tokens = tokens + mlp * block.mlp(block.norm2(tokens))
+    return model.head(model.norm(tokens).mean(1))
+
+
+def tiny_resnet_with_branches(model: nn.Module, x: Tensor, scales: Tensor) -> Tensor:
+    """The tiny ResNet's forward pass by hand, the branch of its second block scaled a sample: (1, B)."""
+    y = model.stem(x)
+    for index, block in enumerate(model.blocks):
+        branch = block.norm2(block.conv2(torch.relu(block.norm1(block.conv1(y)))))
+        y = torch.relu(y + (scales.view(-1, 1, 1, 1) if index == 1 else 1.0) * branch)
+    return model.head(y).mean((2, 3))
+
+
+def eata_c(
+    model: nn.Module,
+    batches: list[Tensor],
+    lr: float,
+    *,
+    margin: float,
+    epsilon: float,
+    alpha: float,
+    beta: float,
+    drop: float,
+    q: float,
+    fisher: list[Tensor],
+    seed: int,
+) -> list[Tensor]:
+    """Eq. (10) to (15) with sub-networks drawn from a seed, one row of chances a branch that may be dropped."""
+    net = Plain(model, lr)
+    forward = tiny_vit_with_branches if hasattr(model, "patches") else tiny_resnet_with_branches
+    branches = 2 if hasattr(model, "patches") else 1
+    generator = torch.Generator().manual_seed(seed)
+    source = [p.detach().clone() for p in net.free]
+    mean: Tensor | None = None
+    outputs = []
+    for x in batches:
+        with torch.no_grad():
+            z = net.model(x)
+        outputs.append(z)
+        y = z.softmax(1)
+        h = entropy(y)
+        chosen = []
+        for i in range(len(x)):
+            reliable = h[i] < margin * math.log(z.shape[1])
+            if reliable and (mean is None or abs(mean @ y[i] / (mean.norm() * y[i].norm())) < epsilon):
+                chosen.append(i)
+        if not chosen:
+            continue
+        average = torch.stack([y[i] for i in chosen]).mean(0)
+        mean = average if mean is None else 0.9 * mean + 0.1 * average
+
+        stays = torch.rand(branches, len(chosen), generator=generator) >= drop
+        s = forward(net.model, x[chosen], stays.double() / (1 - drop)).softmax(1)
+        loss = torch.zeros((), dtype=torch.float64)
+        for row, i in enumerate(chosen):
+            target = ((y[i] + (1 - q) * s[row]) / (2 - q)).detach()
+            loss = loss + (target * (target.log() - s[row].log())).sum()
+            certain = 1.0 if y[i].argmax() == s[row].argmax() else -1.0
+            loss = loss + alpha * certain * -(s[row] * s[row].log()).sum()
+        loss = loss / len(chosen)
+        for f, now, then in zip(fisher, net.free, source, strict=True):
+            loss = loss + beta * (f * (now - then) ** 2).sum()
+        net.step(loss)
+    return outputs

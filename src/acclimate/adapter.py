@@ -252,7 +252,7 @@ class Adapter(nn.Module, ABC):
         """∂loss/∂θ of the adapted parameters; nought where one is not used."""
         with self._own_gradients():
             self._backward(loss)
-            return [torch.zeros_like(p) if p.grad is None else p.grad for p in self.adapted]
+            return [p.grad for p in self.adapted if p.grad is not None]
 
     def _backward(self, loss: Tensor) -> None:
         if not loss.requires_grad:
@@ -261,6 +261,9 @@ class Adapter(nn.Module, ABC):
             )
         with self.normalising(self.step.size):  # activation checkpoints run the forward again in here
             loss.backward()  # type: ignore[no-untyped-call]
+        for p in self.adapted:
+            if p.grad is None:  # in a branch that was left out: momentum goes on as if its gradient were nought
+                p.grad = torch.zeros_like(p)
 
     @contextmanager
     def _own_gradients(self) -> Iterator[None]:

@@ -1,0 +1,242 @@
+"""EATA-C: each equation by hand, whole steps against a literal transcription, its ablations and its uncertainties."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import transcriptions as plain
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networks import images, make, stream
+from torch import Tensor
+
+from acclimate import EATA, EATAC, ETA, ETAC, Everything, Scaled, Tent, functional
+
+BRANCHES = {"bn": "blocks.*.norm2", "gn": "blocks.*.norm2", "ln": ["blocks.*.attention", "blocks.*.mlp"]}
+BATCHES = [x.double() for x in stream(6, size=12)]
+SOURCE = [x.double() for x in stream(3, size=10, seed=500)]
+
+
+def logits(seed: int, batch: int = 5, classes: int = 4) -> Tensor:
+    return 2 * torch.randn(batch, classes, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_fused_target_by_hand() -> None:
+    """Eq. (11), q = 0.5: ((.8, .2) + ½(.4, .6))/1.5 = (2/3, 1/3)."""
+    y, s = torch.tensor([[0.8, 0.2]]), torch.tensor([[0.4, 0.6]])
+    torch.testing.assert_close(functional.fused(y, s, 0.5), torch.tensor([[2 / 3, 1 / 3]]))
+    torch.testing.assert_close(functional.fused(y, s, 1.0), y)
+
+
+def test_consistency_by_hand() -> None:
+    """Eq. (10) with the fused target above: forward ⅔·ln(⅔/.4) + ⅓·ln(⅓/.6); reverse .4·ln(.4/⅔) + .6·ln(.6/⅓)."""
+    y, s = torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.4, 0.6]]).log()
+    forward = 2 / 3 * math.log(2 / 3 / 0.4) + 1 / 3 * math.log(1 / 3 / 0.6)
+    reverse = 0.4 * math.log(0.4 / (2 / 3)) + 0.6 * math.log(0.6 / (1 / 3))
+    assert functional.consistency(y, s, 0.5).item() == pytest.approx(forward, rel=1e-5)
+    assert functional.consistency(y, s, 0.5, "reverse").item() == pytest.approx(reverse, rel=1e-5)
+
+
+@given(st.integers(0, 1000), st.floats(0, 1))
+@settings(max_examples=30, deadline=None)
+def test_gradient_of_the_default_loss(seed: int, q: float) -> None:
+    """(s − y)/(2 − q) on the sub-network's logits, none on the full network's."""
+    z, z_sub = logits(seed).requires_grad_(), logits(seed + 5000).requires_grad_()
+    functional.consistency(z, z_sub, q).sum().backward()
+    torch.testing.assert_close(z_sub.grad, (z_sub.softmax(1) - z.softmax(1)).detach() / (2 - q))
+    assert z.grad is None
+
+
+@given(st.integers(0, 1000), st.floats(0, 1), st.sampled_from(["forward", "reverse"]))
+@settings(max_examples=30, deadline=None)
+def test_consistency_is_zero_only_in_agreement(seed: int, q: float, direction: str) -> None:
+    z = logits(seed)
+    torch.testing.assert_close(functional.consistency(z, z + 3.0, q, direction), torch.zeros(5).double())
+    assert (functional.consistency(z, logits(seed + 5000), q, direction) > 0).all()
+
+
+def test_the_reverse_divergence_has_a_gradient_through_the_target() -> None:
+    z, z_sub = logits(0), logits(1)
+    assert torch.autograd.gradcheck(
+        lambda s: functional.consistency(z, s, 0.2, "reverse"), z_sub.requires_grad_(), atol=1e-8
+    )
+
+
+def test_certainty_and_the_sign_of_the_entropy_term() -> None:
+    """Eq. (12), (13): entropy falls where both predict the same class, and rises where they do not."""
+    z = torch.tensor([[2.0, 0.0], [2.0, 0.0]])
+    z_sub = torch.tensor([[1.0, 0.0], [0.0, 1.0]], requires_grad=True)
+    c = functional.certainty(z, z_sub)
+    assert c.tolist() == [1, -1]
+    (c * functional.entropy(z_sub)).sum().backward()
+    stepped = (z_sub - 0.1 * z_sub.grad).detach()
+    before, after = functional.entropy(z_sub.detach()), functional.entropy(stepped)
+    assert after[0] < before[0]
+    assert after[1] > before[1]
+
+
+def test_selection_is_an_indicator() -> None:
+    adapter = ETAC(make("ln"), branches=BRANCHES["ln"], margin=0.4, epsilon=2.0)
+    s = adapter.select(torch.randn(200, 10, generator=torch.Generator().manual_seed(0)) * 3)
+    assert set(s.tolist()) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("family", ["bn", "ln", "gn"])
+def test_whole_steps(family: str) -> None:
+    values = {"margin": 0.5, "epsilon": 0.6, "alpha": 0.3, "beta": 20.0, "drop": 0.4}
+    fisher = plain.fisher_by_batch(make(family).double(), SOURCE)
+    theirs = plain.eata_c(make(family).double(), BATCHES, 1e-2, **values, q=0.25, fisher=fisher, seed=7)
+    adapter = EATAC(
+        make(family).double(), source=SOURCE, lr=1e-2, branches=BRANCHES[family], smoothing=0.25, seed=7, **values
+    )
+    disagreed, forwards = 0, 0
+    for x, expected in zip(BATCHES, theirs, strict=True):
+        torch.testing.assert_close(adapter(x), expected, rtol=1e-8, atol=1e-8)
+        last = adapter.last
+        if last.uncertainty is not None:
+            disagreed += int(last.uncertainty.data.sum())
+            assert len(last.uncertainty.model) == last.backwards == last.in_graph
+            assert float(last.terms["consistency"]) == pytest.approx(float(last.uncertainty.model.mean()))
+        forwards += len(x) + int(last.backwards)
+    assert int(adapter.passes.forwards) == forwards
+    assert disagreed > 0 or family != "ln", "the golden run must see both signs of C(x)"
+
+
+def test_drop_zero_is_plain_entropy_minimisation_of_what_is_kept() -> None:
+    """Without dropped branches both networks agree: L_c and its gradient vanish and C = +1."""
+    keywords = {"lr": 1e-2, "strategy": "replay-subset", "select": Everything()}
+    ours = ETAC(make("ln").double(), drop=0.0, alpha=1.0, **keywords)
+    theirs = Tent(make("ln").double(), lr=1e-2)
+    for x in BATCHES:
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-8, atol=1e-8)
+        assert float(ours.last.terms["consistency"]) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("consistent", "entropic", "fisher", "selective"),
+    [(c, e, f, s) for s in (0, 1) for f in (0, 1) for c, e in ((1, 0), (0, 1), (1, 1))],
+)
+def test_the_twelve_ablations_are_arguments(consistent: int, entropic: int, fisher: int, selective: int) -> None:
+    arguments = {"weight": float(consistent), "alpha": 0.1 * entropic, "beta": 20.0 * fisher}
+    select = {} if selective else {"select": Everything()}
+    adapter = EATAC(
+        make("bn"), source=stream(2, seed=500), branches=BRANCHES["bn"], drop=0.5, lr=1e-2, **arguments, **select
+    )
+    moved = 0.0
+    for x in stream(4, size=12):
+        adapter(x)
+        if adapter.last.updated:
+            terms = adapter.last.terms
+            assert (float(terms["consistency"]) != 0) == bool(consistent)
+            assert (float(terms["entropy"]) != 0) == bool(entropic)
+            moved = max(moved, float(terms["fisher"]))
+    assert (moved > 0) == bool(fisher)
+    assert (int(adapter.passes.backwards) == 48) == (not selective)
+
+
+def test_all_parameters() -> None:
+    """EATA-C†."""
+    adapter = ETAC(make("ln"), branches=BRANCHES["ln"], parameters="all", lr=1e-2, margin=0.9)
+    before = {name: p.clone() for name, p in adapter.model.named_parameters()}
+    for x in stream():
+        adapter(x)
+    assert all(not torch.equal(p, before[name]) for name, p in adapter.model.named_parameters())
+
+
+@pytest.mark.parametrize("per", ["sample", "batch"])
+@pytest.mark.parametrize("schedule", ["linear", "uniform"])
+@pytest.mark.parametrize("strategy", ["replay", "replay-subset"])
+@pytest.mark.parametrize("divergence", ["forward", "reverse"])
+def test_choices_run_and_replay_bitwise(per: str, schedule: str, strategy: str, divergence: str, tmp_path) -> None:
+    def make_one() -> ETAC:
+        return ETAC(
+            make("bn"),
+            branches=BRANCHES["bn"],
+            drop=0.5,
+            per=per,
+            schedule=schedule,
+            strategy=strategy,
+            divergence=divergence,
+            lr=1e-2,
+        )
+
+    adapter = make_one()
+    for x in stream(3):
+        adapter(x)
+    adapter.save(tmp_path / "state")
+    later = [adapter(x) for x in stream(4, seed=300)]
+    other = make_one()
+    other.load(tmp_path / "state")
+    assert all(torch.equal(a, other(x)) for a, x in zip(later, stream(4, seed=300), strict=True))
+    assert int(adapter.passes.backwards) > 0
+
+
+def test_uncertainty_without_learning() -> None:
+    adapter = ETAC(make("ln"), branches=BRANCHES["ln"], drop=0.6, lr=1e-2)
+    adapter(stream()[0])
+    before, last = adapter.snapshot(), adapter.last
+    x = images(16)
+    first = adapter.uncertainty(x)
+    assert first.model.shape == first.data.shape == (16,)
+    assert (first.model >= 0).all()
+    assert first.data.dtype == torch.bool
+    assert torch.equal(first.model, adapter.uncertainty(x).model)
+    after = adapter.snapshot()
+    assert all(torch.equal(before.tensors[k], after.tensors[k]) for k in before.tensors)
+    assert adapter.last is last
+    with torch.inference_mode():
+        assert torch.equal(first.model, adapter.uncertainty(x.clone()).model)
+
+
+def test_uncertainty_is_larger_where_a_digit_is_hidden() -> None:
+    from acclimate.data.corruptions import corrupt
+    from acclimate.data.digits import load_digits
+    from acclimate.models import digits_resnet
+
+    digits = load_digits()[1].x[:128]
+    coarse = corrupt(digits, "pixelate", 5, torch.Generator())
+    adapter = ETAC(digits_resnet())
+    clear, hidden = adapter.uncertainty(digits), adapter.uncertainty(coarse)
+    assert hidden.model.mean() > 2 * clear.model.mean()
+    assert hidden.data.sum() > clear.data.sum()
+
+
+def test_presets() -> None:
+    net = make("ln")
+    named = {"branches": BRANCHES["ln"], "source": stream(1)}
+    vit = EATAC.preset("vit-base", net, **named)
+    assert vit.optimizer is not None
+    assert vit.optimizer.param_groups[0]["lr"] == 0.1
+    assert repr(vit.select) == "Reliable(0.4, weighted=False) * NonRedundant(Scaled(0.05))"
+    resnet = EATAC.preset("resnet50", make("bn"), source=stream(1), branches=BRANCHES["bn"], drop=0.1)
+    assert (resnet.drop, resnet.beta, resnet.alpha) == (0.1, 50.0, 0.1)
+    assert repr(resnet.select) == "Reliable(0.5, weighted=False) * NonRedundant(Scaled(0.07))"
+    segformer = EATAC.preset("segformer-b5", make("seg"), source=stream(1), branches=BRANCHES["bn"])
+    assert (segformer.drop, segformer.beta, segformer.alpha) == (0.6, 500.0, 0.0)
+    assert repr(segformer.select) == "Everything()"
+    assert segformer(stream()[0]).isfinite().all()
+    assert repr(EATA.preset("segformer-b5", make("seg"), source=stream(1)).select) == "Reliable(0.1)"
+    assert ETA.preset("vit-base", net).optimizer.param_groups[0]["lr"] == 1e-3
+    adam = Tent.preset("vit-base", net, optimizer=torch.optim.Adam)
+    assert isinstance(adam.optimizer, torch.optim.Adam)
+    with pytest.raises(ValueError, match="no preset 'alexnet': expected one of resnet50"):
+        Tent.preset("alexnet", net)
+    assert Scaled(0.07).at(1000) == pytest.approx(0.07)
+    assert Scaled(0.05).at(10) == pytest.approx(0.5)
+
+
+def test_bad_use() -> None:
+    with pytest.raises(ValueError, match="no residual branch is known in ConvNet"):
+        ETAC(make("bn"))
+    with pytest.raises(TypeError, match="ETAC has no Fisher regulariser, so it takes no source="):
+        ETAC(make("bn"), source=stream())
+    with pytest.raises(ValueError, match="a sub-network needs a pass of its own"):
+        ETAC(make("bn"), branches=BRANCHES["bn"], strategy="masked")
+    with pytest.raises(ValueError, match="smoothing=2"):
+        ETAC(make("bn"), branches=BRANCHES["bn"], smoothing=2.0)
+    with pytest.raises(ValueError, match="divergence="):
+        ETAC(make("bn"), branches=BRANCHES["bn"], divergence="js")
+    with pytest.raises(ValueError, match="EATAC: beta=50 pulls towards the source"):
+        EATAC(make("bn"), branches=BRANCHES["bn"])
