@@ -121,7 +121,7 @@ class SmallViT(nn.Module):
     """A vision transformer for 32-pixel images: LayerNorm alone, stochastic depth growing linearly to `drop`."""
 
     def __init__(
-        self, width: int = 64, depth: int = 5, heads: int = 4, channels: int = 1, classes: int = 10, drop: float = 0.2
+        self, width: int = 48, depth: int = 4, heads: int = 4, channels: int = 1, classes: int = 10, drop: float = 0.2
     ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(channels, width, 4, 4)

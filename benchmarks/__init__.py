@@ -1,0 +1,1 @@
+"""Benchmarks: each compares its alternatives side by side, in one run, in interleaved repeats."""
