@@ -1,8 +1,8 @@
 """What a sub-network's step costs: `python -m benchmarks.subnetworks [--device cuda] [--out FILE.json]`.
 
-A forward and backward pass (norm parameters) of the full network, of one whose branches are masked sample by sample, and
-of one whose dropped branches are skipped for the batch, at the same drop rates. Repeats are interleaved; the median and
-the spread (first to third quartile) are shown, and the share of branch computation that the drawn skips leave.
+A forward and backward pass (norm parameters) of the full network, of one whose branches are masked sample by sample,
+and of one whose dropped branches are skipped for the batch, at the same drop rates. Repeats are interleaved; the median
+and the spread (first to third quartile) are shown, and the share of branches that is left on average.
 """
 
 from __future__ import annotations
