@@ -56,8 +56,9 @@ def demo(
     method: Annotated[
         list[str] | None, typer.Option(help="A method to run; repeat for more. `acclimate methods` lists them.")
     ] = None,
+    network: Annotated[list[str] | None, typer.Option(help="resnet or vit; both, unless one is named.")] = None,
     severity: Annotated[int, typer.Option(min=1, max=5, help="How strong the corruptions are.")] = 4,
-    images: Annotated[int, typer.Option(min=8, max=1600, help="Digits in each corruption.")] = 1000,
+    images: Annotated[int, typer.Option(min=8, max=1600, help="Digits in each corruption.")] = 448,
     seed: Annotated[int, typer.Option(help="Of the corruptions and the adapters.")] = 0,
     device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
 ) -> None:
@@ -69,7 +70,9 @@ def demo(
 
     if unknown := [name for name in method or () if name not in METHODS]:
         raise typer.BadParameter(f"no method {unknown[0]!r}: choose from {', '.join(METHODS)}", param_hint="--method")
-    show = Demo(method or Demo.methods, severity, images, seed, device)
+    if unknown := [name for name in network or () if name not in Demo.networks]:
+        raise typer.BadParameter(f"no network {unknown[0]!r}: resnet or vit", param_hint="--network")
+    show = Demo(method or Demo.methods, network or Demo.networks, severity, images, seed, device)
 
     results: list[Result] = []
     with _progress() as progress:
@@ -80,7 +83,8 @@ def demo(
             progress.update(making, advance=1, note=domain.name)
         scenario = Scenario("lifelong", domains)
         for adapter in show.adapters():
-            task = progress.add_task(type(adapter).__name__, total=len(scenario), note="")
+            label = f"{type(adapter).__name__}, {type(adapter.model).__name__}"
+            task = progress.add_task(label, total=len(scenario), note="")
 
             def advance(moment: Moment, accuracy: float, task: TaskID = task) -> None:
                 progress.update(task, advance=1, note=f"{moment.domain}: {100 * accuracy:.0f} %")
@@ -88,15 +92,17 @@ def demo(
             results.append(evaluate(adapter, scenario, clean=show.clean(), on_batch=advance))
             progress.update(task, note=f"accuracy {100 * results[-1].accuracy:.1f} %")
 
-    _print_table(f"{len(domains)} corruptions of severity {severity}, {images:,} digits each, no reset", results)
+    for name in dict.fromkeys(result.network for result in results):
+        title = f"{name}: {len(domains)} corruptions of severity {severity}, {images:,} digits each, no reset"
+        _print_table(title, [result for result in results if result.network == name])
     page = show.write(out, domains, results)
     console.print(f"\nReport: [bold]{page}[/]", soft_wrap=True, highlight=False)
 
 
 def _progress() -> Progress:
     return Progress(
-        TextColumn("[bold]{task.description:9}"),
-        BarColumn(bar_width=24),
+        TextColumn("[bold]{task.description:20}"),
+        BarColumn(bar_width=16),
         MofNCompleteColumn(),
         TextColumn("{task.fields[note]:22}"),
         TimeRemainingColumn(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import time
@@ -65,6 +66,7 @@ class Result:
     """A run's numbers and where they came from."""
 
     method: str
+    network: str
     call: str
     scenario: str
     seed: int
@@ -139,6 +141,7 @@ def evaluate(
     """
     result = Result(
         method=type(adapter).__name__,
+        network=type(adapter.model).__name__,
         call=repr(adapter),
         scenario=scenario.name,
         seed=adapter.seed,
@@ -189,7 +192,12 @@ def origin(device: torch.device) -> dict[str, str | None]:
 
 
 def _commit() -> str | None:
-    """The checked-out commit that this file belongs to, with a mark where the tree differs; None when installed."""
+    """The checked-out commit that this file belongs to, with a mark where the tree differs; None when installed.
+
+    A machine that has the files without their history is told by `ACCLIMATE_COMMIT`.
+    """
+    if told := os.environ.get("ACCLIMATE_COMMIT"):
+        return told
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:

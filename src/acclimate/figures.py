@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from .evaluate import Result
+from .methods import METHODS
 from .metrics import Calibration
 
-__all__ = ["accuracy_along", "examples", "forgetting", "reliability"]
+__all__ = ["accuracy_along", "accuracy_along_all", "examples", "forgetting", "reliability"]
 
 _STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -27,7 +28,13 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "svg.fonttype": "none",
 }
-_COLOURS = ("#8a8f98", "#4c78a8", "#e07b39", "#54a24b", "#b279a2", "#d64550", "#72b7b2", "#9d755d", "#eeca3b")
+_COLOURS = ("#8a8f98", "#4c78a8", "#e07b39", "#b279a2", "#54a24b", "#eeca3b", "#d64550", "#72b7b2", "#9d755d")
+
+
+def _colour(result: Result) -> str:
+    """A method's own, the same in every figure."""
+    names = [method.__name__ for method in METHODS.values()]
+    return _COLOURS[names.index(result.method) % len(_COLOURS)] if result.method in names else "#222222"
 
 
 def _axes(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
@@ -36,19 +43,27 @@ def _axes(width: float, height: float, columns: int = 1) -> tuple[Figure, list[A
 
 
 def _along(axes: Axes, results: Sequence[Result], values: Sequence[Sequence[float]], names: Sequence[str]) -> None:
-    for colour, result, line in zip(_COLOURS, results, values, strict=False):
-        axes.plot(range(len(line)), [100 * v for v in line], "o-", ms=4, lw=1.8, color=colour, label=result.method)
+    for result, line in zip(results, values, strict=True):
+        shown = [100 * v for v in line]
+        axes.plot(range(len(line)), shown, "o-", ms=4, lw=1.8, color=_colour(result), label=result.method)
     axes.set_xticks(range(len(names)), [n.replace("_", " ") for n in names], rotation=40, ha="right")
     axes.set_ylabel("accuracy (%)")
 
 
-@mpl.rc_context(_STYLE)
 def accuracy_along(results: Sequence[Result]) -> Figure:
     """Accuracy of each method, domain after domain."""
-    figure, (ax,) = _axes(9, 3.8)
-    _along(ax, results, [[d.accuracy for d in r.domains] for r in results], [d.name for d in results[0].domains])
-    ax.set_title("Accuracy along the stream")
-    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=len(results))
+    return accuracy_along_all([results])
+
+
+@mpl.rc_context(_STYLE)
+def accuracy_along_all(groups: Sequence[Sequence[Result]]) -> Figure:
+    """The same, for several networks one above the other."""
+    figure = Figure(figsize=(9, 0.9 + 2.8 * len(groups)), layout="constrained")
+    axes = figure.subplots(len(groups), 1, sharex=True, squeeze=False)[:, 0]
+    for ax, results in zip(axes, groups, strict=True):
+        _along(ax, results, [[d.accuracy for d in r.domains] for r in results], [d.name for d in results[0].domains])
+        ax.set_title(f"{results[0].network}: accuracy along the stream")
+        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
@@ -61,21 +76,21 @@ def forgetting(results: Sequence[Result]) -> Figure:
     ax.set_title("Clean images: what adaptation forgets")
     lowest = min(min(line) for line in lines)
     ax.set_ylim(max(0.0, 100 * lowest - 3), 100.5)
-    ax.legend(loc="lower left", ncols=len(results))
+    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
 @mpl.rc_context(_STYLE)
 def reliability(results: Sequence[Result]) -> Figure:
     """How often predictions of each confidence are right; on the diagonal, confidence means what it says."""
-    figure, axes = _axes(2.6 * len(results), 2.9, len(results))
-    for colour, ax, result in zip(_COLOURS, axes, results, strict=False):
+    figure, axes = _axes(1.9 * len(results), 2.5, len(results))
+    for ax, result in zip(axes, results, strict=True):
         total = sum((_meter(result, i) for i in range(len(result.domains))), Calibration())
         seen = total.count > 0
         width = 1 / len(total.count)
         centres = [width * (i + 0.5) for i in range(len(total.count))]
         share = [float(a / b) if s else 0.0 for a, b, s in zip(total.correct, total.count, seen, strict=True)]
-        ax.bar(centres, share, width=0.92 * width, color=colour, alpha=0.85)
+        ax.bar(centres, share, width=0.92 * width, color=_colour(result), alpha=0.85)
         ax.plot([0, 1], [0, 1], "--", color="#444", lw=1)
         ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="confidence")
         ax.set_title(f"{result.method}\nECE {100 * result.ece:.1f}", fontsize=10)

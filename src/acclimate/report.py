@@ -7,6 +7,7 @@ import io
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 
 from .evaluate import Result
 
-__all__ = ["COLUMNS", "markdown", "rows", "write_html", "write_json"]
+__all__ = ["COLUMNS", "Section", "markdown", "rows", "write_html", "write_json"]
 
 COLUMNS = ("method", "acc %", "ECE %", "forwards", "backwards", "clean before", "clean after", "seconds")
 
@@ -52,29 +53,40 @@ def write_json(path: Path, results: Sequence[Result], command: str) -> None:
     _write(path, text + "\n")
 
 
-def write_html(
-    path: Path, title: str, lead: str, results: Sequence[Result], figures: Sequence[tuple[str, Figure]]
-) -> None:
-    """One page that needs no other file: the table, figures with a caption each, and how the numbers came about."""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in COLUMNS)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows(results)
-    )
-    drawn = "".join(
-        f"<figure>{_svg(figure)}<figcaption>{caption}</figcaption></figure>\n" for caption, figure in figures
-    )
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: its results as a table, then figures with a caption each."""
+
+    title: str
+    results: Sequence[Result]
+    figures: Sequence[tuple[str, Figure]]
+
+
+def write_html(path: Path, title: str, lead: str, sections: Sequence[Section]) -> None:
+    """One page that needs no other file: tables, figures, and how the numbers came about."""
+    results = [result for section in sections for result in section.results]
     calls = "".join(f"<li><code>{html.escape(r.call)}</code></li>\n" for r in results)
-    origin = ", ".join(f"{key} {value}" for key, value in results[0].origin.items() if value)
+    origin = ", ".join(f"{key} {value}" for key, value in results[0].origin.items() if value and key != "model")
     page = Template(_PAGE).substitute(
         title=html.escape(title),
-        lead=lead,
-        head=head,
-        body=body,
-        figures=drawn,
+        lead=html.escape(lead),
+        sections="".join(map(_html, sections)),
         calls=calls,
         origin=html.escape(origin),
     )
     _write(path, page)
+
+
+def _html(section: Section) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in COLUMNS)
+    cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows(section.results))
+    body = "".join(f"<tr>{row}</tr>\n" for row in cells)
+    table = f'<div class="table"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n'
+    drawn = "".join(
+        f"<figure>{_svg(figure)}<figcaption>{html.escape(caption)}</figcaption></figure>\n"
+        for caption, figure in section.figures
+    )
+    return f"<h2>{html.escape(section.title)}</h2>\n{table if section.results else ''}{drawn}"
 
 
 def _svg(figure: Figure) -> str:
@@ -114,10 +126,7 @@ _PAGE = """<!doctype html>
 </style>
 <h1>$title</h1>
 <p class="lead">$lead</p>
-<div class="table"><table><thead><tr>$head</tr></thead>
-<tbody>
-$body</tbody></table></div>
-$figures
+$sections
 <h2>What ran</h2>
 <ul>
 $calls</ul>
