@@ -58,7 +58,7 @@ def demo(
     ] = None,
     network: Annotated[list[str] | None, typer.Option(help="resnet or vit; both, unless one is named.")] = None,
     severity: Annotated[int, typer.Option(min=1, max=5, help="How strong the corruptions are.")] = 4,
-    images: Annotated[int, typer.Option(min=8, max=1600, help="Digits in each corruption.")] = 448,
+    images: Annotated[int, typer.Option(min=8, max=1600, help="Digits in each corruption.")] = 384,
     seed: Annotated[int, typer.Option(help="Of the corruptions and the adapters.")] = 0,
     device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
 ) -> None:

@@ -26,7 +26,7 @@ TITLES = {"SmallResNet": "A small ResNet: BatchNorm", "SmallViT": "A small ViT: 
 
 LEARNING_RATES = {"resnet": {"entropy": 0.01, "consistency": 0.05}, "vit": {"entropy": 0.003, "consistency": 0.01}}
 """Chosen on this stream, for methods that minimise entropy and for EATA-C: the paper's are for streams of 11,730
-batches of ImageNet, and this one has 84 of digits."""
+batches of ImageNet, and this one has 72 of digits."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Demo:
     methods: Sequence[str] = ("source", "bn-adapt", "tent", "eta", "eata", "eata-c")
     networks: Sequence[str] = ("resnet", "vit")
     severity: int = 4
-    images: int = 448
+    images: int = 384
     seed: int = 0
     device: str = "cpu"
 
@@ -53,7 +53,7 @@ class Demo:
     def clean(self) -> Domain:
         """Clean digits that the stream does not show, to see what is forgotten."""
         _, test = load_digits()
-        return Domain.of("clean", test.x[-192:], test.y[-192:])
+        return Domain.of("clean", test.x[-128:], test.y[-128:])
 
     def adapters(self) -> Iterator[Adapter]:
         """Each method around a fresh copy of each network that it fits."""
@@ -78,8 +78,8 @@ class Demo:
         chosen = [f"--network {name}" for name in self.networks] + [f"--method {name}" for name in self.methods]
         report.write_json(out / "results.json", results, " ".join(["acclimate demo", options, *chosen]))
         lead = (
-            f"Small networks, trained on clean digits alone, meet {len(self.corruptions)} corruptions one after the other "
-            f"at severity {self.severity}, {self.images:,} digits each, and never start over. Each method predicts a "
+            f"Small networks, trained on clean digits alone, meet {len(self.corruptions)} corruptions one after the "
+            f"other at severity {self.severity}, {self.images:,} digits each, and never start over. Each method predicts a "
             "batch, then learns from it, without labels."
         )
         pictures = [(domain.name, next(iter(domain.batches))[0][:8]) for domain in domains]

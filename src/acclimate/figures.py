@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import matplotlib as mpl
+import torch
+import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -98,17 +100,18 @@ def reliability(results: Sequence[Result]) -> Figure:
     return figure
 
 
-def examples(pictures: Sequence[tuple[str, Tensor]], columns: int = 8) -> Figure:
+@mpl.rc_context(_STYLE | {"axes.grid": False, "axes.spines.left": False, "axes.spines.bottom": False})
+def examples(pictures: Sequence[tuple[str, Tensor]], gap: int = 2) -> Figure:
     """A few images of each domain, a row each."""
-    figure = Figure(figsize=(0.62 * columns + 1.2, 0.62 * len(pictures)), layout="constrained")
-    for row, (name, images) in enumerate(pictures):
-        for column in range(columns):
-            ax = figure.add_subplot(len(pictures), columns, row * columns + column + 1)
-            ax.imshow(images[column].movedim(0, -1).cpu().numpy(), cmap="gray", vmin=0, vmax=1)
-            ax.set_xticks([])
-            ax.set_yticks([])
-            if column == 0:
-                ax.set_ylabel(name.replace("_", " "), rotation=0, ha="right", va="center", fontsize=8)
+    height, columns = pictures[0][1].shape[-2] + gap, len(pictures[0][1])
+    rows = [F.pad(images, (0, gap, 0, gap), value=1.0).movedim(0, 2).flatten(2, 3) for _, images in pictures]
+    figure = Figure(figsize=(1.2 + 0.55 * columns, 0.55 * len(pictures)), layout="constrained")
+    ax = figure.add_subplot()
+    ax.imshow(torch.cat(rows, 1).movedim(0, -1).cpu().numpy(), cmap="gray", vmin=0, vmax=1)
+    ax.set_xticks([])
+    middles = [height * (i + 0.5) for i in range(len(pictures))]
+    ax.set_yticks(middles, [name.replace("_", " ") for name, _ in pictures])
+    ax.tick_params(length=0)
     return figure
 
 
