@@ -79,8 +79,8 @@ class Demo:
         report.write_json(out / "results.json", results, " ".join(["acclimate demo", options, *chosen]))
         lead = (
             f"Small networks, trained on clean digits alone, meet {len(self.corruptions)} corruptions one after the "
-            f"other at severity {self.severity}, {self.images:,} digits each, and never start over. Each method predicts a "
-            "batch, then learns from it, without labels."
+            f"other at severity {self.severity}, {self.images:,} digits each, and never start over. Each method "
+            "predicts a batch, then learns from it, without labels."
         )
         pictures = [(domain.name, next(iter(domain.batches))[0][:8]) for domain in domains]
         sections = [_section(title, [r for r in results if r.network == name]) for name, title in TITLES.items()]
