@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from networks import make, stream
+import torch
 
 from acclimate import METHODS
+from acclimate.data.digits import load_digits
 from acclimate.evaluate import Result
+from acclimate.models import digits_resnet
 from acclimate.report import markdown
 
 ROOT = Path(__file__).parents[1]
@@ -20,8 +22,14 @@ README = (ROOT / "README.md").read_text()
 def test_the_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 2
-    names: dict[str, object] = {"net": make("bn"), "clean_batches": stream(3, seed=500), "stream": stream()}
+    assert len(blocks) == 3
+    digits = load_digits()[1].x
+    names: dict[str, object] = {
+        "net": digits_resnet(),
+        "clean_batches": digits[:128].split(64),
+        "stream": digits[128:256].split(64),
+        "generator": torch.Generator(),
+    }
     for block in blocks:
         exec(block, names)
     assert (tmp_path / "state.safetensors").exists()
@@ -31,11 +39,23 @@ def test_the_readme_names_every_method() -> None:
     assert all(f"`{method.__name__}`" in README for method in METHODS.values())
 
 
-def test_the_readme_table_is_the_committed_result() -> None:
+def test_the_readme_tables_are_the_committed_results() -> None:
     committed = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text())
-    assert markdown([Result.from_dict(r) for r in committed["results"]]) in README
+    results = [Result.from_dict(r) for r in committed["results"]]
+    networks = {r.network for r in results}
+    assert networks == {"SmallResNet", "SmallViT"}
+    for network in networks:
+        assert markdown([r for r in results if r.network == network]) in README
     assert committed["command"].startswith("acclimate demo")
-    assert all(r["origin"]["commit"] for r in committed["results"])
+    assert all(r.origin["commit"] for r in results)
+
+
+def test_the_savings_are_the_committed_results() -> None:
+    rows = json.loads((ROOT / "benchmarks" / "results" / "subnetworks_h200.json").read_text())["rows"]
+    ratio = {(r["network"], r["drop"], r["per"]): r["ratio_to_full"] for r in rows}
+    for network, drop in {(network, drop) for network, drop, per in ratio if per == "batch"}:
+        shown = f"{ratio[network, drop, 'sample']:.2f}× | {ratio[network, drop, 'batch']:.2f}×"
+        assert re.search(rf"\| {network} \| {drop} \| \d+% \| {shown} \|", README), (network, drop)
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/faithful.md"])

@@ -96,7 +96,19 @@ def test_a_result_carries_its_origin() -> None:
 
 
 def test_the_demo_from_the_command_line(tmp_path: Path) -> None:
-    arguments = ["demo", "--images", "64", "--out", str(tmp_path / "demo"), "--method", "source", "--method", "eata"]
+    arguments = [
+        "demo",
+        "--network",
+        "resnet",
+        "--images",
+        "64",
+        "--out",
+        str(tmp_path / "demo"),
+        "--method",
+        "source",
+        "--method",
+        "eata",
+    ]
     shown = CliRunner().invoke(app, arguments)
     assert shown.exit_code == 0, shown.output
     assert "Source" in shown.output
