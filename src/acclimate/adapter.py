@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, TypedDict
 
 import torch
@@ -27,14 +26,13 @@ from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 from typing_extensions import Self
 
-from . import state
 from .network import check_images, read_logits, refuse_non_finite, refuse_probabilities
 from .norm import Normalisation
 from .parameters import Parameters, choose_parameters
 from .passes import Passes, Step
 from .prediction import STRATEGIES, Prediction, Strategy
 from .presets import hyper_parameters
-from .state import Snapshot, StateError
+from .stateful import Stateful
 
 __all__ = ["Adapter", "Options"]
 
@@ -53,7 +51,7 @@ class Options(TypedDict, total=False):
     seed: int
 
 
-class Adapter(nn.Module, ABC):
+class Adapter(Stateful, ABC):
     """Wraps a network that returns logits: `logits = adapter(x)` predicts x, then learns from it.
 
     The network is left as it was found. After a call only the adapted parameters' values differ, and `reset()` takes
@@ -134,8 +132,6 @@ class Adapter(nn.Module, ABC):
 
         self._trusted = False  # a first batch has shown that the model returns logits
         self._warned_of_one = False
-        self._source: Snapshot | None = None
-        self._fingerprint: str | None = None
         self.step = Step(0)
         """The record of the batch in hand, which `predict`, `rows` and `update` fill."""
         self._last: Step | None = None
@@ -145,7 +141,7 @@ class Adapter(nn.Module, ABC):
     def forward(self, x: Tensor) -> Tensor:
         """Predict a batch and learn from it. Returns logits without a graph."""
         x = check_images(x, self.device)
-        self._remember_source()
+        self.remember_source()
         with self.learning():
             self.step = step = Step(len(x))
             logits = self.adapt(x.clone() if x.is_inference() else x.detach())
@@ -169,56 +165,6 @@ class Adapter(nn.Module, ABC):
         if self._last is None:
             raise RuntimeError("no batch yet: `last` is the record of the last call")
         return self._last
-
-    @torch.inference_mode(False)
-    def snapshot(self) -> Snapshot:
-        """A copy of everything that changes between batches."""
-        self._remember_source()
-        return self._copy_state()
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot. What follows is, bit for bit, what followed it before."""
-        self._remember_source()
-        parts = _parts(snapshot.tensors)
-        self._check_fit(parts, snapshot.settings)
-        state.restore_optimizer(self.optimizer, parts["optimizer"], snapshot.settings)
-        for name, parameter in zip(self.names, self.adapted, strict=True):
-            parameter.copy_(parts["parameter"][name])
-        for name, module, key in self._slots():
-            value = parts["state"].get(name)
-            setattr(module, key, None if value is None else value.to(self.device, copy=True))
-        self.generator.set_state(parts["generator"]["state"].cpu())
-
-    def reset(self) -> None:
-        """Back to the source: parameters, optimizer, the method's state, counters and generator."""
-        self.restore(self._remember_source())
-
-    def save(self, path: str | Path) -> None:
-        """Write the state to one safetensors file: what has changed, not the network. Whole or not at all."""
-        state.write(path, self.snapshot(), method=type(self).__name__, call=repr(self), model=self.fingerprint())
-
-    def load(self, path: str | Path) -> None:
-        """Go on from a saved state. A file of another model, method or version, or a damaged one, changes nothing."""
-        snapshot, call = state.read(path, method=type(self).__name__, model=self.fingerprint())
-        own = repr(self)
-        self.restore(snapshot)
-        if call != own:
-            warnings.warn(
-                f"{path} was saved by {call} and goes on as {own}, with the optimizer's settings from the file",
-                stacklevel=2,
-            )
-
-    def fingerprint(self) -> str:
-        """A hash of the network as it was before any adaptation."""
-        if self._fingerprint is None:
-            parts = _parts(self._remember_source().tensors)["parameter"]
-            source = {id(p): parts[name] for name, p in zip(self.names, self.adapted, strict=True)}  # also where tied
-            tensors = self.model.state_dict(keep_vars=True).items()
-            kept = ((name, source.get(id(t), t)) for name, t in tensors if isinstance(t, Tensor))
-            self._fingerprint = state.fingerprint(kept)
-        return self._fingerprint
 
     # What a method writes, and what it writes it with -------------------------------------------------------------
 
@@ -319,12 +265,6 @@ class Adapter(nn.Module, ABC):
                     for p in change:
                         p.requires_grad_(not p.requires_grad)
 
-    @property
-    def device(self) -> torch.device:
-        """Where the network is."""
-        tensor = next(self.model.parameters(), next(self.model.buffers(), None))
-        return torch.device("cpu") if tensor is None else tensor.device
-
     # Inside -------------------------------------------------------------------------------------------------------
 
     def _check(self, x: Tensor, logits: Tensor) -> None:
@@ -346,72 +286,6 @@ class Adapter(nn.Module, ABC):
                 stacklevel=5,
             )
         self.step.logits = logits
-
-    def _remember_source(self) -> Snapshot:
-        if self._source is None:
-            self._source = self._copy_state()
-        return self._source
-
-    def _copy_state(self) -> Snapshot:
-        optimizer, settings = state.optimizer_state(self.optimizer)
-        settings["belongs"] = self._belonging()
-        tensors = {f"parameter/{n}": p.detach().clone() for n, p in zip(self.names, self.adapted, strict=True)}
-        for name, module, key in self._slots():
-            if (value := getattr(module, key)) is not None:
-                tensors[f"state/{name}"] = value.clone()
-        tensors |= {f"optimizer/{name}": t for name, t in optimizer.items()}
-        tensors["generator/state"] = self.generator.get_state()
-        return Snapshot(tensors, settings)
-
-    def _slots(self) -> Iterator[tuple[str, nn.Module, str]]:
-        """Where the method keeps its state: the persistent buffers outside the network."""
-        for path, module in self.named_modules():
-            if path != "model" and not path.startswith("model."):
-                for key in module._buffers:
-                    if key not in module._non_persistent_buffers_set:
-                        yield f"{path}.{key}", module, key
-
-    def _check_fit(self, parts: Mapping[str, Mapping[str, Tensor]], settings: Mapping[str, Any]) -> None:
-        if self._belonging() != settings.get("belongs"):
-            ours, theirs = self._belonging(), settings.get("belongs") or {}
-            what = [key for key, value in ours.items() if value != theirs.get(key)]
-            raise StateError(f"the state belongs to an adapter with other {what[0]}: {theirs.get(what[0])}")
-        here = {n: p.shape for n, p in zip(self.names, self.adapted, strict=True)}
-        there = {n: t.shape for n, t in parts["parameter"].items()}
-        if here != there:
-            raise StateError(
-                f"the state adapts {len(there)} parameters and this adapter {len(here)}, or their shapes differ: it "
-                "belongs to another model or another choice of parameters"
-            )
-        if unknown := parts["state"].keys() - {name for name, _, _ in self._slots()}:
-            raise StateError(f"the state belongs to another method: it holds {', '.join(sorted(unknown))}")
-        source = _parts(self._remember_source().tensors)
-        for name, tensor in source["state"].items():
-            if name not in parts["state"] or parts["state"][name].shape != tensor.shape:
-                raise StateError(f"the state belongs to a method with other settings: its {name} does not fit")
-        if parts["generator"]["state"].shape != source["generator"]["state"].shape:
-            raise StateError("the state's random generator is of another kind")
-
-    def _belonging(self) -> dict[str, Any]:
-        """What must be equal for a state to fit, besides names and shapes."""
-        groups = [] if self.optimizer is None else self.optimizer.param_groups
-        return {
-            "method": type(self).__name__,
-            "optimizer": type(self.optimizer).__name__,
-            "settings": [sorted(map(str, group)) for group in groups],
-            "classes": None if self.classes is None else self.classes.tolist(),
-        }
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Moves and casts (`to`, `cuda`, `half`, …) take the optimizer, the source snapshot and the generator along."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.optimizer is not None:
-            self.optimizer.load_state_dict(self.optimizer.state_dict())
-        if self._source is not None:
-            moved = {n: t if n.startswith("generator/") else fn(t) for n, t in self._source.tensors.items()}
-            self._source = Snapshot(moved, self._source.settings)
-        self._fingerprint = None
-        return self
 
     def __repr__(self) -> str:
         """The call that makes this adapter."""
@@ -446,12 +320,3 @@ def _class_index(classes: Sequence[int] | None, device: torch.device) -> Tensor 
     if len(set(classes)) != len(classes) or len(classes) < 2 or min(classes) < 0:
         raise ValueError("classes= takes at least two distinct class indices, none negative")
     return torch.tensor(list(classes), device=device)
-
-
-def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """A snapshot's tensors by kind: parameter, state, optimizer, generator."""
-    parts: dict[str, dict[str, Tensor]] = {kind: {} for kind in ("parameter", "state", "optimizer", "generator")}
-    for name, tensor in tensors.items():
-        kind, rest = name.split("/", 1)
-        parts[kind][rest] = tensor
-    return parts

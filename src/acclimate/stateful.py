@@ -1,0 +1,170 @@
+"""What an adapter remembers, and how to copy it, take it back, write it and move it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from . import state
+from .state import Snapshot, StateError
+
+__all__ = ["Stateful"]
+
+
+class Stateful(nn.Module):
+    """A network and all that changes as it adapts: parameters, optimizer, the method's buffers, a generator.
+
+    Whatever a method keeps in persistent buffers outside the network is part of the state; non-persistent ones are
+    constants that only move with the device.
+    """
+
+    model: nn.Module
+    names: tuple[str, ...]
+    adapted: tuple[Parameter, ...]
+    optimizer: Optimizer | None
+    generator: Generator
+    classes: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._source: Snapshot | None = None
+        self._fingerprint: str | None = None
+
+    @torch.inference_mode(False)
+    def snapshot(self) -> Snapshot:
+        """A copy of everything that changes between batches."""
+        self.remember_source()
+        return self._copy_state()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot. What follows is, bit for bit, what followed it before."""
+        self.remember_source()
+        parts = _parts(snapshot.tensors)
+        self._check_fit(parts, snapshot.settings)
+        state.restore_optimizer(self.optimizer, parts["optimizer"], snapshot.settings)
+        for name, parameter in zip(self.names, self.adapted, strict=True):
+            parameter.copy_(parts["parameter"][name])
+        for name, module, key in self._slots():
+            value = parts["state"].get(name)
+            setattr(module, key, None if value is None else value.to(self.device, copy=True))
+        self.generator.set_state(parts["generator"]["state"].cpu())
+
+    def reset(self) -> None:
+        """Back to the source: parameters, optimizer, the method's state, counters and generator."""
+        self.restore(self.remember_source())
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to one safetensors file: what has changed, not the network. Whole or not at all."""
+        state.write(path, self.snapshot(), method=type(self).__name__, call=repr(self), model=self.fingerprint())
+
+    def load(self, path: str | Path) -> None:
+        """Go on from a saved state. A file of another model, method or version, or a damaged one, changes nothing."""
+        snapshot, call = state.read(path, method=type(self).__name__, model=self.fingerprint())
+        own = repr(self)
+        self.restore(snapshot)
+        if call != own:
+            warnings.warn(
+                f"{path} was saved by {call} and goes on as {own}, with the optimizer's settings from the file",
+                stacklevel=2,
+            )
+
+    def fingerprint(self) -> str:
+        """A hash of the network as it was before any adaptation."""
+        if self._fingerprint is None:
+            parts = _parts(self.remember_source().tensors)["parameter"]
+            source = {id(p): parts[name] for name, p in zip(self.names, self.adapted, strict=True)}  # also where tied
+            tensors = self.model.state_dict(keep_vars=True).items()
+            kept = ((name, source.get(id(t), t)) for name, t in tensors if isinstance(t, Tensor))
+            self._fingerprint = state.fingerprint(kept)
+        return self._fingerprint
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        tensor = next(self.model.parameters(), next(self.model.buffers(), None))
+        return torch.device("cpu") if tensor is None else tensor.device
+
+    def remember_source(self) -> Snapshot:
+        """The state before the first batch, copied when it is first asked for."""
+        if self._source is None:
+            self._source = self._copy_state()
+        return self._source
+
+    def _copy_state(self) -> Snapshot:
+        optimizer, settings = state.optimizer_state(self.optimizer)
+        settings["belongs"] = self._belonging()
+        tensors = {f"parameter/{n}": p.detach().clone() for n, p in zip(self.names, self.adapted, strict=True)}
+        for name, module, key in self._slots():
+            if (value := getattr(module, key)) is not None:
+                tensors[f"state/{name}"] = value.clone()
+        tensors |= {f"optimizer/{name}": t for name, t in optimizer.items()}
+        tensors["generator/state"] = self.generator.get_state()
+        return Snapshot(tensors, settings)
+
+    def _slots(self) -> Iterator[tuple[str, nn.Module, str]]:
+        """Where the method keeps its state: the persistent buffers outside the network."""
+        for path, module in self.named_modules():
+            if path != "model" and not path.startswith("model."):
+                for key in module._buffers:
+                    if key not in module._non_persistent_buffers_set:
+                        yield f"{path}.{key}", module, key
+
+    def _check_fit(self, parts: Mapping[str, Mapping[str, Tensor]], settings: Mapping[str, Any]) -> None:
+        if self._belonging() != settings.get("belongs"):
+            ours, theirs = self._belonging(), settings.get("belongs") or {}
+            what = [key for key, value in ours.items() if value != theirs.get(key)]
+            raise StateError(f"the state belongs to an adapter with other {what[0]}: {theirs.get(what[0])}")
+        here = {n: p.shape for n, p in zip(self.names, self.adapted, strict=True)}
+        there = {n: t.shape for n, t in parts["parameter"].items()}
+        if here != there:
+            raise StateError(
+                f"the state adapts {len(there)} parameters and this adapter {len(here)}, or their shapes differ: it "
+                "belongs to another model or another choice of parameters"
+            )
+        if unknown := parts["state"].keys() - {name for name, _, _ in self._slots()}:
+            raise StateError(f"the state belongs to another method: it holds {', '.join(sorted(unknown))}")
+        source = _parts(self.remember_source().tensors)
+        for name, tensor in source["state"].items():
+            if name not in parts["state"] or parts["state"][name].shape != tensor.shape:
+                raise StateError(f"the state belongs to a method with other settings: its {name} does not fit")
+        if parts["generator"]["state"].shape != source["generator"]["state"].shape:
+            raise StateError("the state's random generator is of another kind")
+
+    def _belonging(self) -> dict[str, Any]:
+        """What must be equal for a state to fit, besides names and shapes."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return {
+            "method": type(self).__name__,
+            "optimizer": type(self.optimizer).__name__,
+            "settings": [sorted(map(str, group)) for group in groups],
+            "classes": None if self.classes is None else self.classes.tolist(),
+        }
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Moves and casts (`to`, `cuda`, `half`, …) take the optimizer, the source snapshot and the generator along."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(self.optimizer.state_dict())
+        if self._source is not None:
+            moved = {n: t if n.startswith("generator/") else fn(t) for n, t in self._source.tensors.items()}
+            self._source = Snapshot(moved, self._source.settings)
+        self._fingerprint = None
+        return self
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """A snapshot's tensors by kind: parameter, state, optimizer, generator."""
+    parts: dict[str, dict[str, Tensor]] = {kind: {} for kind in ("parameter", "state", "optimizer", "generator")}
+    for name, tensor in tensors.items():
+        kind, rest = name.split("/", 1)
+        parts[kind][rest] = tensor
+    return parts
