@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -11,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import images, make, stream
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from acclimate import EATA, EATAC, ETA, ETAC, Everything, Scaled, Tent, functional
+from acclimate.models import SmallViT
+from acclimate.presets import hyper_parameters
 
 BRANCHES = {"bn": "blocks.*.norm2", "gn": "blocks.*.norm2", "ln": ["blocks.*.attention", "blocks.*.mlp"]}
 BATCHES = [x.double() for x in stream(6, size=12)]
@@ -59,6 +63,9 @@ def test_consistency_is_zero_only_in_agreement(seed: int, q: float, direction: s
 
 def test_the_reverse_divergence_has_a_gradient_through_the_target() -> None:
     z, z_sub = logits(0), logits(1)
+    certain = torch.tensor([[0.0, 120.0]]), torch.tensor([[0.0, 110.0]], requires_grad=True)
+    functional.consistency(*certain, 0.2, "reverse").sum().backward()
+    assert certain[1].grad.isfinite().all()
     assert torch.autograd.gradcheck(
         lambda s: functional.consistency(z, s, 0.2, "reverse"), z_sub.requires_grad_(), atol=1e-8
     )
@@ -203,6 +210,52 @@ def test_uncertainty_is_larger_where_a_digit_is_hidden() -> None:
     assert hidden.data.sum() > clear.data.sum()
 
 
+@pytest.mark.parametrize("strategy", ["replay", "replay-subset"])
+def test_uncertainty_is_what_a_step_would_record(strategy: str) -> None:
+    adapter = ETAC(make("bn"), branches=BRANCHES["bn"], drop=0.6, select=Everything(), strategy=strategy)
+    x = stream()[0]
+    foreseen = adapter.uncertainty(x)
+    adapter(x)
+    assert adapter.last.uncertainty is not None
+    torch.testing.assert_close(foreseen.model, adapter.last.uncertainty.model)
+    assert torch.equal(foreseen.data, adapter.last.uncertainty.data)
+
+
+@pytest.mark.parametrize("per", ["sample", "batch"])
+def test_activation_checkpoints_run_the_same_sub_network(per: str) -> None:
+    def run(saving: bool) -> list[Tensor]:
+        model = SmallViT(channels=3, width=16, depth=3, heads=2)
+        torch.manual_seed(0)
+        for p in model.parameters():
+            torch.nn.init.normal_(p, std=0.2)
+        if saving:
+            for block in model.blocks:
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        adapter = ETAC(model, drop=0.6, per=per, lr=1e-2, select=Everything())
+        return [adapter(images(6, seed=i, size=32)) for i in range(4)]
+
+    for plain_run, saving_run in zip(run(False), run(True), strict=True):
+        torch.testing.assert_close(plain_run, saving_run)
+
+
+PAPER = {
+    ("EATAC", "resnet50"): {"lr": 5e-3, "alpha": 0.1, "beta": 50.0, "drop": 0.2},
+    ("EATAC", "vit-base"): {"lr": 0.1, "alpha": 0.1, "beta": 50.0, "drop": 0.2},
+    ("EATAC", "segformer-b5"): {"lr": 5e-4, "alpha": 0.0, "beta": 500.0, "drop": 0.6},
+    ("EATA", "resnet50"): {"lr": 2.5e-4, "beta": 2000.0, "margin": 0.4},
+    ("EATA", "vit-base"): {"lr": 1e-3, "beta": 2000.0, "margin": 0.4},
+    ("EATA", "segformer-b5"): {"lr": 7.5e-5, "beta": 500.0},
+    ("Tent", "resnet50"): {"lr": 2.5e-4},
+    ("Tent", "vit-base"): {"lr": 1e-3},
+}
+
+
+@pytest.mark.parametrize(("method", "network"), PAPER)
+def test_presets_are_the_papers_numbers(method: str, network: str) -> None:
+    settings = hyper_parameters(method, network)
+    assert {key: settings[key] for key in PAPER[method, network]} == PAPER[method, network]
+
+
 def test_presets() -> None:
     net = make("ln")
     named = {"branches": BRANCHES["ln"], "source": stream(1)}
@@ -217,6 +270,8 @@ def test_presets() -> None:
     assert (segformer.drop, segformer.beta, segformer.alpha) == (0.6, 500.0, 0.0)
     assert repr(segformer.select) == "Everything()"
     assert segformer(stream()[0]).isfinite().all()
+    chosen = ETAC.preset("segformer-b5", make("seg"), branches=BRANCHES["bn"], margin=0.3)
+    assert repr(chosen.select) == "Reliable(0.3, weighted=False) * NonRedundant(Scaled(0.07))"
     assert repr(EATA.preset("segformer-b5", make("seg"), source=stream(1)).select) == "Reliable(0.1)"
     assert ETA.preset("vit-base", net).optimizer.param_groups[0]["lr"] == 1e-3
     adam = Tent.preset("vit-base", net, optimizer=torch.optim.Adam)
@@ -236,6 +291,9 @@ def test_bad_use() -> None:
         ETAC(make("bn"), branches=BRANCHES["bn"], strategy="masked")
     with pytest.raises(ValueError, match="smoothing=2"):
         ETAC(make("bn"), branches=BRANCHES["bn"], smoothing=2.0)
+    for keywords in ({"drop": 1.0}, {"per": "x"}, {"schedule": "cosine"}):
+        with pytest.raises(ValueError, match=f"{next(iter(keywords))}="):
+            ETAC(make("bn"), branches=BRANCHES["bn"], **keywords)
     with pytest.raises(ValueError, match="divergence="):
         ETAC(make("bn"), branches=BRANCHES["bn"], divergence="js")
     with pytest.raises(ValueError, match="EATAC: beta=50 pulls towards the source"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -59,6 +60,8 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and how many bra
     "timm resnet, basic": (lambda: timm_model("resnet10t"), 4),
     "timm resnet, bottleneck": (lambda: timm_model("resnet14t"), 4),
     "timm resnext with se": (lambda: timm_model("resnet14t", cardinality=2, block_args={"attn_layer": "se"}), 4),
+    "timm resnet v2": (lambda: timm_model("resnetv2_50", layers=(1, 1, 1, 1)), 4),
+    "timm regnet": (lambda: timm_model("regnetx_002"), 13),
     "timm vit": (lambda: timm_model("test_vit", img_size=64), 12),
     "timm deit": (lambda: timm_model("deit_tiny_patch16_224", img_size=64, depth=3, embed_dim=48), 6),
     "timm convnext": (lambda: timm_model("test_convnext"), 9),
@@ -166,14 +169,48 @@ def test_dropped_whole_or_sample_by_sample_agree(network: tuple[nn.Module, Tenso
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("per", ["sample", "batch"])
+def test_with_all_branches_gone_their_weights_do_not_matter(network: tuple[nn.Module, Tensor], per: str) -> None:
+    """What is hooked is the whole branch: nothing of it is left in the output."""
+    model, x = network
+    depth = StochasticDepth(model)
+
+    def outputs() -> Tensor:
+        with depth.sampled(1 - 1e-9, schedule="uniform", per=per, generator=Generator().manual_seed(0)):
+            return torch.stack([predict(model, x), predict(model, x)])
+
+    before = outputs()
+    for branch in depth.branches:
+        for module in branch.modules:
+            for p in module.parameters():
+                p.mul_(1.5).add_(0.3)
+    torch.testing.assert_close(outputs(), before, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_kept_branches_are_scaled_alike(network: tuple[nn.Module, Tensor]) -> None:
+    """A batch of which every branch stayed equals samples whose branches all stayed: both are scaled by 1/(1 − r)."""
+    model, x = network
+    full = predict(model, x)
+
+    drawn = {}
+    for per in ("sample", "batch"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "rand", lambda *size, **_: torch.ones(size))
+            with subnetwork(model, 0.3, per=per):
+                drawn[per] = predict(model, x)
+    torch.testing.assert_close(drawn["sample"], drawn["batch"])
+    assert not torch.allclose(drawn["sample"], full)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("family", ["timm resnet, bottleneck", "timm vit", "torchvision vit", "transformers segformer"])
 def test_skipped_branches_are_not_executed(family: str) -> None:
     model, x = built(family)
     depth = StochasticDepth(model)
     nearly = 1 - 1e-9
-    heavy = [
-        m for b in depth.branches for part in b.modules for m in part.modules() if isinstance(m, (nn.Conv2d, nn.Linear))
-    ]
+    parts = [part for branch in depth.branches for module in branch.modules for part in module.modules()]
+    heavy = [part for part in parts if isinstance(part, (nn.Conv2d, nn.Linear))]
     ran: list[nn.Module] = []
     for module in heavy:
         original = module.forward
@@ -244,19 +281,71 @@ def test_gradients_reach_what_stayed() -> None:
         model = make("ln").train()
         with subnetwork(model, 0.5, per=per, branches="blocks.*.mlp", generator=Generator().manual_seed(0)):
             model(images()).sum().backward()
-        assert model.blocks[0].mlp[0].weight.grad is not None
+        assert model.blocks[0].mlp[0].weight.grad.abs().sum() > 0  # its rate is 0, and the second block's 0.5
 
 
+@torch.no_grad()
 def test_names_of_ones_own() -> None:
-    """A branch is what is added; a block is the sum. Both name the same sub-networks where nothing follows the sum."""
+    """A branch is what is added; a block is the sum. Dropped, both leave the identity."""
     model, x = TinyViT().eval(), images()
     by_branch = StochasticDepth(model, branches=["blocks.*.attention", "blocks.*.mlp"])
     assert [b.block for b in by_branch.branches] == [0, 0, 1, 1]
     assert [b.name for b in by_branch.branches][:2] == ["blocks.0.attention", "blocks.0.mlp"]
-    with torch.no_grad(), by_branch.sampled(0.9, schedule="uniform", generator=Generator().manual_seed(1)):
-        assert model(x).isfinite().all()
     by_block = StochasticDepth(model, blocks="blocks.*")
     assert [b.block for b in by_block.branches] == [0, 1]
+    bare = model.head(model.norm(model.patches(x).flatten(2).mT).mean(1))
+    for depth in (by_branch, by_block):
+        for per in ("sample", "batch"):
+            with depth.sampled(1 - 1e-9, schedule="uniform", per=per, generator=Generator().manual_seed(1)):
+                for _ in range(2):
+                    torch.testing.assert_close(model(x), bare)
+
+
+def test_what_follows_a_skipped_block_may_work_in_place() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.b = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.b:
+                x = block(x).relu_()
+            return x
+
+    model = InPlace()
+    with subnetwork(model, 0.7, per="batch", blocks="b.*", schedule="uniform", generator=Generator().manual_seed(0)):
+        for _ in range(8):
+            model(torch.randn(5, 4, requires_grad=True)).sum().backward()
+    assert model.b[0].weight.grad is not None
+
+
+@torch.no_grad()
+def test_other_types_and_sizes_of_input_after_the_first() -> None:
+    model, x = SmallResNet(channels=3).eval(), images(4, size=32)
+    depth = StochasticDepth(model)
+
+    def both(x: Tensor) -> list[Tensor]:
+        outputs = []
+        for per in ("sample", "batch"):
+            with depth.sampled(1 - 1e-9, schedule="uniform", per=per, generator=Generator().manual_seed(0)):
+                outputs.append(model(x))
+        return outputs
+
+    for batch in (x, x[:2], images(3, size=48), x.to(memory_format=torch.channels_last)):
+        torch.testing.assert_close(*both(batch))
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(*both(x))
+    model.bfloat16()
+    torch.testing.assert_close(*both(x.bfloat16()))
+
+
+def test_it_can_be_pickled_after_use() -> None:
+    model, x = SmallResNet(channels=3).eval(), images(4, size=32)
+    depth = StochasticDepth(model)
+    with torch.no_grad(), depth.sampled(0.5, per="batch", generator=Generator().manual_seed(0)):
+        model(x)
+    again = pickle.loads(pickle.dumps(depth))
+    assert again.branches[0].first is again.model.blocks[0].conv1
 
 
 @torch.no_grad()
@@ -273,6 +362,10 @@ def test_a_block_that_changes_the_shape_stays() -> None:
 def test_an_unknown_network_is_told_how_to_name_its_branches() -> None:
     with pytest.raises(ValueError, match=r'no residual branch is known in ConvNet\. Name .* branches="layers'):
         StochasticDepth(ConvNet(batch_norm))
+    with pytest.raises(ValueError, match=r"SmallViT has no module '\*\.mlp'"):
+        StochasticDepth(SmallViT(), branches="*.mlp")
+    with pytest.raises(ValueError, match="name no module"):
+        StochasticDepth(SmallViT(), branches=[])
     with pytest.raises(ValueError, match=r"ConvNet has no module 'layers\.\*'; it has stem"):
         StochasticDepth(ConvNet(batch_norm), blocks="layers.*")
 

@@ -157,6 +157,8 @@ class Adapter(Stateful, ABC):
         settings = hyper_parameters(cls.__name__, network)
         if arguments.get("optimizer") is not None:
             settings.pop("lr", None)
+        if arguments.keys() & {"margin", "epsilon"}:
+            settings.pop("select", None)
         return cls(model, **{**settings, **arguments})
 
     @property

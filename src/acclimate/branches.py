@@ -42,14 +42,15 @@ class Branch:
         return self.modules[-1]
 
 
-# Library and class of a block → its branches, each the names of its modules in order; `?` marks one that may be absent.
-# Several lines: versions of the library. A block whose `_SWITCHES` attribute is false has no identity to add to.
+# Library (or one module of it) and class of a block → its branches, each the names of its modules in order; `?` marks
+# one that may be absent. Several lines: versions of the library. A block whose `_SWITCHES` attribute is false has no
+# identity to add to.
 _BLOCKS: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
     ("timm", "BasicBlock"): (("conv1 bn1 drop_block? act1 aa? conv2 bn2 se? drop_path?",),),
-    ("timm", "Bottleneck"): (
-        ("conv1 bn1 act1 conv2 bn2 drop_block? act2 aa? conv3 bn3 se? drop_path?",),
-        ("conv1 conv2 se? conv3 drop_path?",),
-    ),
+    ("timm", "Bottleneck"): (("conv1 bn1 act1 conv2 bn2 drop_block? act2 aa? conv3 bn3 se? drop_path?",),),
+    ("timm.models.regnet", "Bottleneck"): (("conv1 conv2 se? conv3 drop_path",),),
+    ("timm.models.resnetv2", "Bottleneck"): (("conv1 norm1 conv2 norm2 conv3 norm3 drop_path",),),
+    ("timm.models.resnetv2", "PreActBottleneck"): (("conv1 norm2 conv2 norm3 conv3 drop_path",),),
     ("timm", "Block"): (("norm1 attn ls1? drop_path1", "norm2 mlp ls2? drop_path2"),),
     ("timm", "EvaBlock"): (("norm1 attn drop_path1", "norm2 mlp drop_path2"),),
     ("timm", "MixerBlock"): (("norm1 mlp_tokens", "norm2 mlp_channels"),),
@@ -111,7 +112,8 @@ def _in_block(path: str, module: nn.Module, block: int) -> Iterator[Branch]:
     if not all(getattr(module, switch, True) for switch in _SWITCHES):
         return
     for cls in type(module).__mro__:
-        for version in _BLOCKS.get((cls.__module__.split(".")[0], cls.__name__), ()):
+        known = ((where, cls.__name__) for where in (cls.__module__, cls.__module__.split(".")[0]))
+        for version in (version for key in known for version in _BLOCKS.get(key, ())):
             branches = [_path(module, names) for names in version]
             if all(branches):
                 for modules in branches:
@@ -137,18 +139,25 @@ def _named(model: nn.Module, branches: Names | None, blocks: Names | None) -> li
     patterns = [(pattern, False) for pattern in _listed(branches)] + [(pattern, True) for pattern in _listed(blocks)]
     modules = dict(model.named_modules())
     for pattern, _ in patterns:
-        if not any(fnmatchcase(name, pattern) for name in modules):
+        if not any(_matches(name, pattern) for name in modules):
             some = ", ".join([*modules][1:6])
             raise ValueError(f"{type(model).__name__} has no module {pattern!r}; it has {some}, …")
     parents: dict[str, int] = {}
     found = []
     for name, module in modules.items():
         for pattern, whole in patterns:
-            if fnmatchcase(name, pattern) and name.count(".") == pattern.count("."):
+            if _matches(name, pattern):
                 parent = name if whole else name.rpartition(".")[0]
                 found.append(Branch(name, parents.setdefault(parent, len(parents)), (module,), whole))
                 break
+    if not found:
+        raise ValueError("branches= and blocks= name no module")
     return found
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a module's name fits, part by part: `*` stands within one."""
+    return name.count(".") == pattern.count(".") and fnmatchcase(name, pattern)
 
 
 def _listed(names: Names | None) -> Sequence[str]:

@@ -87,10 +87,14 @@ def consistency(
     (ŷ_sub − ŷ)/(2 − q). `"reverse"` is KL(ŷ_sub ‖ ŷ_fuse), with a gradient through ŷ_fuse. None flows into `logits`.
     """
     log_s = sub_logits.log_softmax(1)
-    y, s = logits.detach().softmax(1), log_s.exp()
     if direction == "forward":
-        return F.kl_div(log_s, fused(y, s.detach(), smoothing), reduction="none").sum(1)
-    return F.kl_div(fused(y, s, smoothing).log(), log_s, reduction="none", log_target=True).sum(1)
+        target = fused(logits.detach().softmax(1), log_s.detach().exp(), smoothing)
+        return F.kl_div(log_s, target, reduction="none").sum(1)
+    log_y = logits.detach().log_softmax(1)
+    log_fused = log_y
+    if smoothing < 1:  # in logarithms: probabilities underflow where both are certain
+        log_fused = torch.logaddexp(log_y, log_s + math.log(1 - smoothing)) - math.log(2 - smoothing)
+    return F.kl_div(log_fused, log_s, reduction="none", log_target=True).sum(1)
 
 
 def certainty(logits: Tensor, sub_logits: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Generator, Tensor, nn
@@ -106,17 +106,20 @@ class _Draw:
     def __init__(self, rates: list[float], per: Literal["sample", "batch"], generator: Generator | None) -> None:
         self.rates, self.per, self.generator = rates, per, generator
         self.batch = 0
+        self.count = 0
         self.scales: Tensor | None = None  # (branches, B): 0 where a sample's branch is left out, else 1/(1 − r)
         self.stays: list[bool] = []
 
     def __call__(self, _: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         self.batch = len(x)
+        self.count += 1
         device = "cpu" if self.generator is None else self.generator.device
         if self.per == "sample":
             rates = torch.tensor(self.rates, device=device, dtype=torch.float64).unsqueeze(1)
             chance = torch.rand(len(self.rates), self.batch, generator=self.generator, device=device)
-            self.scales = ((chance >= rates) / (1 - rates)).to(x.device, x.dtype, non_blocking=True)
+            dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+            self.scales = ((chance >= rates) / (1 - rates)).to(x.device, dtype, non_blocking=True)
         else:
             chance = torch.rand(len(self.rates), generator=self.generator, device=device)
             self.stays = [c >= rate for c, rate in zip(chance.tolist(), self.rates, strict=True)]
@@ -150,27 +153,40 @@ class _Mask:
         return _with_tensor(output, x + scale * (y - x)) if x.shape == y.shape else output
 
 
+@dataclass(frozen=True)
+class _Zeros:
+    """Zeros like what a module of a branch gives, for when it is not run."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    memory: torch.memory_format
+    others: int | None  # how much more there is in the tuple, where it gives one
+
+    @classmethod
+    def like(cls, output: Any) -> _Zeros:
+        y = _tensor_of(output)
+        last = y.dim() == 4 and y.shape[1] > 1 and y.stride(1) == 1
+        memory = torch.channels_last if last else torch.contiguous_format
+        return cls(y.shape[1:], y.dtype, memory, len(output) - 1 if isinstance(output, tuple) else None)
+
+    def instead_of(self, x: Tensor, *, fresh: bool) -> Any:
+        """For an input x; where x is zeros of the right kind already, and need not be `fresh`, it will do."""
+        y = x
+        if fresh or x.shape[1:] != self.shape or x.dtype != self.dtype:
+            y = torch.empty((len(x), *self.shape), dtype=self.dtype, device=x.device, memory_format=self.memory).zero_()
+        return y if self.others is None else (y, *[None] * self.others)
+
+
+Kind: TypeAlias = tuple[torch.Size, torch.dtype, bool]  # of an input sample: shape, type, and whether under autocast
+
+
 @dataclass
 class _Known:
-    """What the modules of a branch have been seen to give, which zeros in its place must look like."""
+    """What the modules of a branch have been seen to give, by position and kind of input."""
 
-    outputs: dict[tuple[int, torch.Size], Callable[[Tensor], Any]] = field(default_factory=dict)
-    """By a module's position and the shape of its input sample: what makes zeros like its output."""
-    whole: dict[torch.Size, torch.Size] = field(default_factory=dict)
-    """The shape of a sample in and out, of inputs that went through the whole branch."""
-
-    def note(self, position: int, x: Tensor, output: Any) -> None:
-        y = _tensor_of(output)
-        shape, dtype, last = y.shape[1:], y.dtype, y.dim() == 4 and y.stride(1) == 1 and y.shape[1] > 1
-        memory = torch.channels_last if last else torch.contiguous_format
-        others = len(output) - 1 if isinstance(output, tuple) else None
-
-        def zeros(x: Tensor) -> Any:
-            same = position > 0 and x.shape[1:] == shape and x.dtype == dtype  # what comes in is zeros already
-            y = x if same else torch.empty((len(x), *shape), dtype=dtype, device=x.device, memory_format=memory).zero_()
-            return y if others is None else (y, *[None] * others)
-
-        self.outputs[position, x.shape[1:]] = zeros
+    zeros: dict[tuple[int, Kind], _Zeros] = field(default_factory=dict)
+    through: dict[Kind, torch.Size] = field(default_factory=dict)
+    """The shape that came out of the whole branch."""
 
 
 class _Skip:
@@ -185,7 +201,9 @@ class _Skip:
         self.branch, self.draw, self.index, self.known = branch, draw, index, known
         self.forwards: list[tuple[Callable[..., Any], bool]] = []  # and whether it was the instance's own
         self.x = torch.empty(0)
+        self.kind: Kind = (torch.Size(), torch.float32, False)
         self.skipping = False
+        self.decided = 0
 
     def attach(self) -> None:
         for position, module in enumerate(self.branch.modules):
@@ -201,19 +219,24 @@ class _Skip:
 
     def _forward(self, position: int, *args: Any, **kwargs: Any) -> Any:
         x = _tensor_of((*args, *kwargs.values()))
-        stays = self.draw.stays[self.index]
+        stays, last = self.draw.stays[self.index], position == len(self.forwards) - 1
+        kind = (x.shape[1:], x.dtype, torch.is_autocast_enabled(x.device.type))
         if position == 0:
-            self.x = x
-            self.skipping = not stays and x.shape[1:] in self.known.whole and self._droppable()
+            self.x, self.kind = x, kind
+            if self.decided != self.draw.count:  # an activation checkpoint that runs again must do as the first did
+                self.skipping = not stays and kind in self.known.through and self._droppable()
+                self.decided = self.draw.count
         if self.skipping:
-            return x if self.branch.whole else self.known.outputs[position, x.shape[1:]](x)
+            if self.branch.whole:
+                return x.clone()  # what follows may work in place
+            return self.known.zeros[position, kind].instead_of(x, fresh=last or position == 0)
         output = self.forwards[position][0](*args, **kwargs)
-        if (position, x.shape[1:]) not in self.known.outputs:
-            self.known.note(position, x, output)
-        if position < len(self.forwards) - 1:
+        if (position, kind) not in self.known.zeros:
+            self.known.zeros[position, kind] = _Zeros.like(output)
+        if not last:
             return output
         y = _tensor_of(output)
-        self.known.whole[self.x.shape[1:]] = y.shape[1:]
+        self.known.through[self.kind] = y.shape[1:]
         if not self._droppable():
             return output
         scale = 1 / (1 - self.draw.rates[self.index]) if stays else 0.0
@@ -221,7 +244,7 @@ class _Skip:
 
     def _droppable(self) -> bool:
         """A whole block that changes the shape cannot be left out."""
-        return not self.branch.whole or self.known.whole[self.x.shape[1:]] == self.x.shape[1:]
+        return not self.branch.whole or self.known.through[self.kind] == self.x.shape[1:]
 
 
 def _tensor_of(values: Any) -> Tensor:

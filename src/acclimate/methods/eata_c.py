@@ -84,13 +84,15 @@ class EATAC(Adapter):
         self.branches, self.blocks = branches, blocks
         if self.strategy == "masked":
             raise ValueError('a sub-network needs a pass of its own: strategy="replay-subset" or "replay"')
-        if not 0 <= self.smoothing <= 1:
-            raise ValueError(f"smoothing={self.smoothing}: expected a number in [0, 1]")
+        if smoothing is not None and not 0 <= smoothing <= 1:
+            raise ValueError(f"smoothing={smoothing}: expected a number in [0, 1]")
         if divergence not in ("forward", "reverse"):
             raise ValueError(f'divergence={divergence!r}: expected "forward" or "reverse"')
         not_redundant = NonRedundant(Scaled(0.07) if epsilon == "auto" else epsilon)
         self.select = Reliable(margin, weighted=False) * not_redundant if select is None else select
         self.depth = StochasticDepth(model, branches, blocks) if drop else None
+        with self.subnetwork():  # a wrong drop, schedule or per is told here, not at the first batch
+            pass
         self.regulariser = Fisher.weighted(beta, self, source, fisher)
 
     def adapt(self, x: Tensor) -> Tensor:
@@ -99,16 +101,16 @@ class EATAC(Adapter):
         keep = self.select(batch.logits) > 0  # Eq. (15)
         with self.subnetwork():
             z_sub = batch.rows(keep)
-        if len(z_sub):
-            z = kept_rows(batch.logits, keep)
-            divergence = consistency(z, z_sub, self.smoothing, self.divergence)  # Eq. (10), (11)
-            c = certainty(z, z_sub)  # Eq. (13)
-            self.update(
-                consistency=self.weight * divergence.mean(),
-                entropy=self.alpha * (c * entropy(z_sub)).mean(),  # Eq. (12)
-                fisher=self.beta * self.regulariser(self.adapted),  # Eq. (14)
-            )
-            self.step.uncertainty = Uncertainty(divergence.detach(), c < 0)
+            if len(z_sub):
+                z = kept_rows(batch.logits, keep)
+                divergence = consistency(z, z_sub, self.smoothing, self.divergence)  # Eq. (10), (11)
+                c = certainty(z, z_sub)  # Eq. (13)
+                self.update(
+                    consistency=self.weight * divergence.mean(),
+                    entropy=self.alpha * (c * entropy(z_sub)).mean(),  # Eq. (12)
+                    fisher=self.beta * self.regulariser(self.adapted),  # Eq. (14)
+                )
+                self.step.uncertainty = Uncertainty(divergence.detach(), c < 0)
         self.select.observe(batch.logits, keep)  # Eq. (4)
         return batch.logits
 
@@ -126,12 +128,13 @@ class EATAC(Adapter):
         step, random = self.step, self.generator.get_state()
         self.step = Step(len(x))
         try:
-            z = self.infer(x.clone() if x.is_inference() else x)
+            batch = self.predict(x.clone() if x.is_inference() else x)
             with self.subnetwork():
-                z_sub = self.logits(x)
+                z_sub = batch.rows()
         finally:
             self.step = step
             self.generator.set_state(random)
+        z = batch.logits
         return Uncertainty(consistency(z, z_sub, self.smoothing, self.divergence), certainty(z, z_sub) < 0)
 
 
