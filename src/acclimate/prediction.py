@@ -90,7 +90,8 @@ class Replay(Prediction):
         kept = self.x[samples]
         if not len(kept):
             return kept_rows(self.logits, keep)
-        return kept_rows(self._again(kept), keep[samples])
+        logits = self._again(kept)
+        return logits if keep.dim() == 1 else kept_rows(logits, keep[samples])
 
     def _again(self, kept: Tensor) -> Tensor:
         self.adapter.step.in_graph += len(kept)
