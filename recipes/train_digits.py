@@ -1,7 +1,7 @@
 """Train the demo's networks on clean digits and write their weights: `python -m recipes.train_digits [resnet|vit]`.
 
-Two minutes on two cores for the ResNet; the ViT, over ten times as long there, takes a minute on a GPU. The same seed
-gives the same weights on the same machine and torch version. We trained the ResNet on a CPU, the ViT on an H200.
+Two minutes on two cores for the ResNet; the ViT, far slower there, takes about two on a GPU. The same seed gives
+the same weights on the same machine and torch version. We trained the ResNet on a CPU, the ViT on an H200.
 """
 
 from __future__ import annotations
