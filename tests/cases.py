@@ -9,7 +9,26 @@ from typing import Any
 from networks import FAMILIES, stream
 from torch import nn
 
-from acclimate import EATA, EATAC, ETA, ETAC, METHODS, Adapter, BNAdapt, Source, Tent
+from acclimate import (
+    EATA,
+    EATAC,
+    ETA,
+    ETAC,
+    MEMO,
+    METHODS,
+    ROID,
+    SAR,
+    TEA,
+    Adapter,
+    BNAdapt,
+    CoTTA,
+    RDumb,
+    Source,
+    Tent,
+)
+from acclimate.augment import Views
+
+CLASSIFIERS = ("bn", "ln", "gn")
 
 
 @dataclass(frozen=True)
@@ -18,6 +37,16 @@ class Case:
     arguments: Callable[[], Mapping[str, Any]] = dict
     families: tuple[str, ...] = tuple(FAMILIES)
     learns: bool = True
+    lasts: bool = True
+    """What it learns outlasts a call."""
+    first: bool = True
+    """It returns the forward before the update, as it is."""
+    selects: bool = False
+    """It may find nothing to learn from."""
+    by_rows: bool = True
+    """All passes but the first are those of `rows`, so that strategies may replace them."""
+    noisy: bool = False
+    """It draws random numbers on the device: no two devices agree."""
 
     def make(self, model: nn.Module, **keywords: Any) -> Adapter:
         return self.method(model, **{**self.arguments(), **keywords})
@@ -36,10 +65,22 @@ CASES = {
     "source": Case(Source, learns=False),
     "bn-adapt": Case(BNAdapt, families=("bn", "seg"), learns=False),
     "tent": Case(Tent),
-    "eta": Case(ETA),
-    "eata": Case(EATA, _source),
-    "eta-c": Case(ETAC, _blocks),
-    "eata-c": Case(EATAC, lambda: _source() | _blocks()),
+    "memo": Case(MEMO, lambda: {"views": 4}, CLASSIFIERS, lasts=False, first=False, by_rows=False),
+    "cotta": Case(
+        CoTTA,
+        lambda: {"views": 3, "threshold": 2.0, "restoration": 0.05, "augment": Views(noise=0.0)},
+        CLASSIFIERS,
+        by_rows=False,
+        noisy=True,
+    ),
+    "sar": Case(SAR, selects=True, by_rows=False),
+    "roid": Case(ROID, families=CLASSIFIERS, first=False),
+    "rdumb": Case(RDumb, lambda: {"every": 2}, selects=True),
+    "tea": Case(TEA, lambda: {"steps": 3, "buffer": 20}, CLASSIFIERS, first=False, by_rows=False, noisy=True),
+    "eta": Case(ETA, selects=True),
+    "eata": Case(EATA, _source, selects=True),
+    "eta-c": Case(ETAC, _blocks, selects=True),
+    "eata-c": Case(EATAC, lambda: _source() | _blocks(), selects=True),
 }
 assert CASES.keys() == METHODS.keys(), "every method has a row in the contract table"
 

@@ -117,5 +117,5 @@ def images(count: int = 8, seed: int = 0, size: int = 16) -> Tensor:
 
 
 def stream(batches: int = 4, size: int = 8, seed: int = 100) -> list[Tensor]:
-    """Batches that drift: contrast and brightness change along the way."""
-    return [images(size, seed + i) * (1 + 0.3 * i) - 0.1 * i for i in range(batches)]
+    """Batches that drift: contrast and brightness change along the way, in [0, 1]."""
+    return [(images(size, seed + i) * (1 + 0.3 * i) - 0.1 * i).clamp(0, 1) for i in range(batches)]

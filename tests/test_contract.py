@@ -63,7 +63,7 @@ def test_only_declared_parameters_move(name: str, family: str) -> None:
     after = everything_in(adapter.model)
     moved = {k for k in before if not torch.equal(before[k], after[k])}
     assert moved <= set(adapter.names)
-    assert bool(moved) == CASES[name].learns
+    assert bool(moved) == (CASES[name].learns and CASES[name].lasts)
     assert flags(adapter.model) == found
 
 
@@ -181,7 +181,7 @@ def test_passes_are_counted(name: str, family: str) -> None:
 def test_a_batch_of_one(name: str, family: str) -> None:
     adapter = adapter_of(name, family)
     x = stream()[0][:1]
-    if CASES[name].learns and family == "bn":
+    if CASES[name].learns and CASES[name].lasts and family == "bn":
         with pytest.warns(UserWarning, match="a batch of one image"):
             logits = adapter(x)
     else:
@@ -197,7 +197,7 @@ def test_short_last_batch(name: str, family: str) -> None:
         assert len(adapter(stream()[0][:size])) == size
 
 
-@pytest.mark.parametrize(("name", "family"), [row for row in LEARNERS if row[0] != "tent"])
+@pytest.mark.parametrize(("name", "family"), [row for row in LEARNERS if CASES[row[0]].selects])
 def test_an_empty_selection_learns_nothing(name: str, family: str) -> None:
     adapter = adapter_of(name, family, margin=1e-9)
     before = everything_in(adapter.model)
@@ -209,15 +209,16 @@ def test_an_empty_selection_learns_nothing(name: str, family: str) -> None:
     assert same(everything_in(adapter.model), before)
 
 
-@pytest.mark.parametrize(("name", "family"), LEARNERS)
+@pytest.mark.parametrize(("name", "family"), [row for row in LEARNERS if row[0] != "memo"])  # which takes none
 @pytest.mark.parametrize("strategy", ["replay", "replay-subset"])
 def test_a_second_pass_keeps_the_promises_too(name: str, family: str, strategy: str) -> None:
     adapter = adapter_of(name, family, strategy=strategy)
     found = flags(adapter.model)
     first = [adapter(x) for x in stream()]
     assert flags(adapter.model) == found
-    assert int(adapter.passes.backwards) == int(adapter.passes.in_graph)
-    assert int(adapter.passes.forwards) == 32 + int(adapter.passes.backwards)
+    if CASES[name].by_rows:
+        assert int(adapter.passes.backwards) == int(adapter.passes.in_graph)
+        assert int(adapter.passes.forwards) == 32 + int(adapter.passes.backwards)
     adapter.reset()
     assert all(torch.equal(a, adapter(x)) for a, x in zip(first, stream(), strict=True))
 
@@ -228,7 +229,8 @@ def test_class_mask(name: str, family: str) -> None:
     adapter = adapter_of(name, family, classes=classes)
     logits = adapter(stream()[0])
     assert logits.shape[1] == 3
-    assert torch.equal(logits, adapter_of(name, family)(stream()[0])[:, classes])
+    if CASES[name].first:
+        assert torch.equal(logits, adapter_of(name, family)(stream()[0])[:, classes])
 
 
 @pytest.mark.parametrize(("name", "family"), TABLE)
@@ -274,7 +276,7 @@ def test_repr_prints_the_call(name: str) -> None:
     assert repr(adapter).endswith("seed=0)")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.first or name == "roid"])
 def test_permuting_a_batch_permutes_its_logits(name: str) -> None:
     order = torch.randperm(8, generator=torch.Generator().manual_seed(0))
     x = stream()[0]
@@ -286,6 +288,12 @@ def test_permuting_a_batch_permutes_its_logits(name: str) -> None:
 @pytest.mark.gpu
 def test_agrees_on_the_gpu(name: str, family: str) -> None:
     """In double precision: the GPU's default convolutions round to TF32."""
+    if CASES[name].noisy:
+        adapter = adapter_of(name, family).double().cuda()
+        first = [adapter(x.double().cuda()) for x in stream()]
+        adapter.reset()
+        assert all(torch.equal(a, adapter(x.double().cuda())) for a, x in zip(first, stream(), strict=True))
+        return
     here, there = adapter_of(name, family).double(), adapter_of(name, family).double().cuda()
     for x in stream():
         torch.testing.assert_close(here(x.double()), there(x.double().cuda()).cpu())

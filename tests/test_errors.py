@@ -49,7 +49,7 @@ def test_all_parameters_and_chosen_ones() -> None:
     )
     with pytest.raises(ValueError, match="names what the model does not have: nonsense"):
         Tent(make("bn"), parameters=["nonsense"])
-    with pytest.raises(ValueError, match='expected "norm", "all"'):
+    with pytest.raises(ValueError, match='expected "norm", "early-norm", "all"'):
         Tent(make("bn"), parameters="norms")
     with pytest.raises(ValueError, match="none matches"):
         Tent(make("bn"), parameters=lambda name, p: False)

@@ -47,7 +47,7 @@ def test_each_mode_by_its_formula(dimension: int) -> None:
         torch.testing.assert_close(layer(x), normalised(layer, x, layer.running_mean, layer.running_var))
     with norm.batch():
         torch.testing.assert_close(layer(x), normalised(layer, x, mean, var))
-    with norm.blended(24):  # 24 of the source's to 8 of the batch's
+    with norm.blended(0.25):
         blended_mean = 0.75 * layer.running_mean + 0.25 * mean
         blended_var = 0.75 * layer.running_var + 0.25 * x.var(others(x), unbiased=True)
         torch.testing.assert_close(layer(x), normalised(layer, x, blended_mean, blended_var))
@@ -61,7 +61,7 @@ MODES: dict[str, Callable[[Normalisation], object]] = {
     "source": lambda n: n.source(),
     "batch": lambda n: n.batch(),
     "batch of one": lambda n: n.batch(1),
-    "blended": lambda n: n.blended(64),
+    "blended": lambda n: n.blended(0.5),
     "recorded": lambda n: n.recorded(),
 }
 

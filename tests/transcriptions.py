@@ -5,6 +5,7 @@ They follow the authors' released behaviour: batch statistics, SGD with momentum
 
 from __future__ import annotations
 
+import copy
 import math
 
 import torch
@@ -186,3 +187,251 @@ def eata_c(
             loss = loss + beta * (f * (now - then) ** 2).sum()
         net.step(loss)
     return outputs
+
+
+def plain_cosine(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b / (a.norm() * b.norm())
+
+
+def sar(
+    model: nn.Module,
+    batches: list[Tensor],
+    lr: float,
+    *,
+    margin: float,
+    rho: float,
+    floor: float,
+    keeps_average: bool = False,
+    frozen: tuple[nn.Module, ...] = (),
+) -> tuple[list[Tensor], list[tuple[int, int]], int]:
+    """Logits, (|R|, |R'|) of each batch, and how often it started over."""
+    net = Plain(model, lr)
+    held = {id(p) for module in frozen for p in module.parameters()}
+    net.free = [p for p in net.free if id(p) not in held]
+    net.velocity = [None] * len(net.free)
+    source = [p.detach().clone() for p in net.free]
+    average: float | None = None
+    outputs, counts, recoveries = [], [], 0
+    for x in batches:
+        z = net.model(x)
+        outputs.append(z.detach())
+        h = entropy(z.softmax(1))
+        e0 = margin * math.log(z.shape[1])
+        chosen = [i for i in range(len(x)) if h[i] < e0]
+        again: list[int] = []
+        if chosen:
+            gradients = torch.autograd.grad(sum(h[i] for i in chosen) / len(chosen), net.free)
+            length = math.sqrt(sum(float((g**2).sum()) for g in gradients))
+            before = [p.detach().clone() for p in net.free]
+            with torch.no_grad():
+                for p, g in zip(net.free, gradients, strict=True):
+                    p += rho * g / length
+            h2 = entropy(net.model(x).softmax(1))  # the whole batch, whose statistics it shares
+            again = [i for i in chosen if h2[i] < e0]
+            if again:
+                loss = sum(h2[i] for i in again) / len(again)
+                second = torch.autograd.grad(loss, net.free)
+            with torch.no_grad():
+                for p, then in zip(net.free, before, strict=True):
+                    p.copy_(then)
+                if again:
+                    for i, (p, g) in enumerate(zip(net.free, second, strict=True)):
+                        v = net.velocity[i]
+                        net.velocity[i] = v = g.clone() if v is None else 0.9 * v + g
+                        p -= lr * v
+            if again:
+                average = loss.item() if average is None else 0.9 * average + 0.1 * loss.item()
+        counts.append((len(chosen), len(again)))
+        if average is not None and average < floor:
+            recoveries += 1
+            with torch.no_grad():
+                for p, then in zip(net.free, source, strict=True):
+                    p.copy_(then)
+            net.velocity = [None] * len(net.free)
+            average = average if keeps_average else None
+    return outputs, counts, recoveries
+
+
+def nesterov(p: Tensor, g: Tensor, velocity: Tensor | None, lr: float) -> Tensor:
+    """torch's: v ← 0.9·v + g, then p ← p − lr·(g + 0.9·v)."""
+    v = g.clone() if velocity is None else 0.9 * velocity + g
+    with torch.no_grad():
+        p -= lr * (g + 0.9 * v)
+    return v
+
+
+def half_cross_entropies(p: Tensor, q: Tensor) -> Tensor:
+    return -0.5 * (p * q.log()).sum() - 0.5 * (q * p.log()).sum()
+
+
+def roid(
+    model: nn.Module, batches: list[Tensor], lr: float, view, *, pull: float, prior: str
+) -> tuple[list[Tensor], list[int]]:
+    """Logits after prior correction, and how many samples each batch kept."""
+    net = Plain(model, lr)
+    source = [p.detach().clone() for p in net.free]
+    outputs, kept = [], []
+    mean: Tensor | None = None
+    for x in batches:
+        z = net.model(x)
+        p = z.softmax(1)
+        size, classes = z.shape
+        mean = torch.full((classes,), 1 / classes, dtype=z.dtype) if mean is None else mean
+        diversity = torch.stack([1 - plain_cosine(mean, p[i].detach()) for i in range(size)])
+        diversity = (diversity - diversity.min()) / (diversity.max() - diversity.min())
+        certain = -entropy(p.detach())
+        certain = (certain - certain.min()) / (certain.max() - certain.min())
+        chosen = [i for i in range(size) if diversity[i] >= diversity.mean()]
+        kept.append(len(chosen))
+        q = net.model(view(x[chosen])).softmax(1)
+        loss = torch.zeros((), dtype=z.dtype)
+        for row, i in enumerate(chosen):
+            weight = math.exp(3 * diversity[i] * certain[i])
+            clipped = p[i].clamp(max=0.99)
+            ratio = -sum(c * torch.log(c / (1 - c) + 1e-5) for c in clipped)
+            loss = loss + weight * (ratio + half_cross_entropies(p[i], q[row])) / size
+        gradients = torch.autograd.grad(loss, net.free)
+        for i, (free, g) in enumerate(zip(net.free, gradients, strict=True)):
+            net.velocity[i] = nesterov(free, g, net.velocity[i], lr)
+            with torch.no_grad():
+                free.copy_(pull * free + (1 - pull) * source[i])
+        mean = 0.9 * mean + 0.1 * p.detach().mean(0)
+        frequency = p.detach().mean(0)
+        smooth = max(1 / size, 1 / classes) / frequency.max()
+        frequency = (frequency + smooth) / (1 + smooth * classes)
+        outputs.append(z.detach() + frequency.log() if prior == "log" else z.detach() * frequency)
+    return outputs, kept
+
+
+def on_batch_statistics(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.train()
+            module.track_running_stats = False
+            module.running_mean = module.running_var = None
+    return model
+
+
+def cotta(
+    model: nn.Module,
+    batches: list[Tensor],
+    lr: float,
+    view,
+    *,
+    momentum: float,
+    restoration: float,
+    threshold: float,
+    views: int,
+    seed: int,
+    symmetric: bool = True,
+) -> tuple[list[Tensor], list[bool]]:
+    """The teacher's logits, and whether each batch was looked at in views. Three whole networks."""
+    student, teacher, anchor = (on_batch_statistics(copy.deepcopy(model).eval()) for _ in range(3))
+    generator = torch.Generator().manual_seed(seed)
+    velocity: dict[str, Tensor | None] = dict.fromkeys(dict(student.named_parameters()))
+    outputs, looked = [], []
+    for x in batches:
+        with torch.no_grad():
+            unsure = bool(anchor(x).softmax(1).max(1).values.mean() < threshold)
+            z_t = torch.stack([teacher(view(x)) for _ in range(views)]).mean(0) if unsure else teacher(x)
+        outputs.append(z_t)
+        looked.append(unsure)
+        p_t, p = z_t.softmax(1), student(x).softmax(1)
+        one_way = [-(p_t[i] * p[i].log()).sum() for i in range(len(x))]
+        both = [half_cross_entropies(p[i], p_t[i]) for i in range(len(x))]
+        gradients = torch.autograd.grad(sum(both if symmetric else one_way) / len(x), list(student.parameters()))
+        for (name, p), g in zip(student.named_parameters(), gradients, strict=True):
+            velocity[name] = nesterov(p, g, velocity[name], lr)
+        with torch.no_grad():
+            for mine, theirs in zip(teacher.parameters(), student.parameters(), strict=True):
+                mine.copy_(momentum * mine + (1 - momentum) * theirs)
+            for mine, then in zip(student.parameters(), anchor.parameters(), strict=True):
+                back = torch.rand(mine.shape, generator=generator) < restoration
+                mine[back] = then[back]
+    return outputs, looked
+
+
+class BlendedNorm(nn.Module):
+    """A BatchNorm layer with N/(N+1) of its running statistics and 1/(N+1) of the batch's (Bessel-corrected)."""
+
+    def __init__(self, norm: nn.BatchNorm2d, prior: float) -> None:
+        super().__init__()
+        self.norm, self.prior = norm, prior
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            old, new = self.prior / (self.prior + 1), 1 / (self.prior + 1)
+            mean = old * self.norm.running_mean + new * x.mean((0, 2, 3))
+            var = old * self.norm.running_var + new * x.var((0, 2, 3), unbiased=True)
+        x = (x - mean.view(1, -1, 1, 1)) / (var.view(1, -1, 1, 1) + self.norm.eps).sqrt()
+        return x * self.norm.weight.view(1, -1, 1, 1) + self.norm.bias.view(1, -1, 1, 1)
+
+
+def blend(model: nn.Module, prior: float) -> nn.Module:
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, name, BlendedNorm(child, prior))
+    return model
+
+
+def memo(model: nn.Module, x: Tensor, lr: float, views, *, prior: float) -> Tensor:
+    """Each image with a network of its own: a step on its views, then its logits."""
+    logits = []
+    for i in range(len(x)):
+        net = blend(copy.deepcopy(model).eval(), prior)
+        mean = net(views(x[i : i + 1])).softmax(1).mean(0)
+        for p, g in zip(
+            net.parameters(), torch.autograd.grad(-(mean * mean.log()).sum(), list(net.parameters())), strict=True
+        ):
+            with torch.no_grad():
+                p -= lr * g
+        with torch.no_grad():
+            logits.append(net(x[i : i + 1]))
+    return torch.cat(logits)
+
+
+def tea(
+    model: nn.Module,
+    batches: list[Tensor],
+    lr: float,
+    *,
+    steps: int,
+    step_size: float,
+    noise: float,
+    buffer: int,
+    renewal: float,
+    seed: int,
+) -> tuple[list[Tensor], dict[int, Tensor]]:
+    """Logits after each step, and the images in the buffer. Numbers are drawn in the order of the library."""
+    net = Plain(model, lr)
+    generator = torch.Generator().manual_seed(seed)
+    store: dict[int, Tensor] = {}
+    outputs = []
+    for x in batches:
+        hits = torch.randint(buffer, (len(x),), generator=generator).tolist()
+        anew = torch.rand(len(x), generator=generator) < renewal
+        fake = 2 * torch.rand(x.shape, generator=generator, dtype=x.dtype) - 1
+        places: list[int] = []
+        known = set(store)
+        for row, hit in enumerate(hits):
+            if hit in known:
+                places.append(hit)
+                if hit in store and not anew[row]:
+                    fake[row] = store[hit]
+            else:  # an image that was not seen before: they are all alike, and are numbered as they come
+                places.append(len(known))
+                known.add(len(known))
+        for _ in range(steps):
+            fake = fake.detach().requires_grad_()
+            energy = net.model(fake).exp().sum(1).log().sum()
+            (slope,) = torch.autograd.grad(energy, fake)
+            fake = fake + step_size * slope + noise * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+        fake = fake.detach()
+        real = net.model(x).exp().sum(1).log().mean()
+        net.step(net.model(fake).exp().sum(1).log().mean() - real)
+        for row, place in enumerate(places):
+            store[place] = fake[row]
+        with torch.no_grad():
+            outputs.append(net.model(x))
+    return outputs, store

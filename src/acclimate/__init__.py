@@ -10,8 +10,9 @@ from ._version import __version__
 from .adapter import Adapter
 from .collect import collect_in_distribution
 from .fisher import Fisher
-from .methods import EATA, EATAC, ETA, ETAC, METHODS, BNAdapt, Source, Tent
+from .methods import EATA, EATAC, ETA, ETAC, MEMO, METHODS, ROID, SAR, TEA, BNAdapt, CoTTA, RDumb, Source, Tent
 from .norm import Normalisation
+from .normalised import Normalised
 from .parameters import norm_parameters
 from .passes import Step, Uncertainty
 from .selection import Everything, NonRedundant, Reliable, Scaled, Selector
@@ -23,13 +24,20 @@ __all__ = [
     "EATAC",
     "ETA",
     "ETAC",
+    "MEMO",
     "METHODS",
+    "ROID",
+    "SAR",
+    "TEA",
     "Adapter",
     "BNAdapt",
+    "CoTTA",
     "Everything",
     "Fisher",
     "NonRedundant",
     "Normalisation",
+    "Normalised",
+    "RDumb",
     "Reliable",
     "Scaled",
     "Selector",

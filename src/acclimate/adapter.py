@@ -61,8 +61,8 @@ class Adapter(Stateful, ABC):
         model: any module that takes a batch and returns logits (B, C) or (B, C, H, W), or has them in `.logits`.
         lr: learning rate of the paper's SGD with momentum 0.9.
         optimizer: instead of `lr`, a callable given the parameters, such as `partial(Adam, lr=1e-4)`.
-        parameters: which adapt: `"norm"`, `"all"`, names, or a test of (name, parameter); None for a method that
-            learns nothing.
+        parameters: which adapt: `"norm"`, `"early-norm"`, `"all"`, names, or a test of (name, parameter); None is the
+            method's own choice.
         statistics: what BatchNorm normalises by: the `"batch"`, or the `"source"` domain's.
         strategy: how kept samples get their gradient (see `acclimate.prediction`).
         classes: adapt and predict over these classes alone (ImageNet-R); logits then have that many columns.
@@ -70,9 +70,17 @@ class Adapter(Stateful, ABC):
     """
 
     default_lr: ClassVar[float] = 2.5e-4
+    default_optimizer: ClassVar[Callable[..., Optimizer]] = partial(SGD, momentum=0.9)
+    default_parameters: ClassVar[Parameters | None] = "norm"
+    """None: the method learns nothing."""
     default_strategy: ClassVar[Strategy] = "masked"
+    dense: ClassVar[bool] = True
+    """Whether the method also takes a segmenter's logits (B, C, H, W)."""
     without: ClassVar[tuple[str, ...]] = ()
     """Arguments of the class above that a method does not take."""
+
+    unit_range: bool = False
+    """Whether images must lie in [0, 1], as augmentations need them."""
 
     def __init__(
         self,
@@ -80,7 +88,7 @@ class Adapter(Stateful, ABC):
         *,
         lr: float | None = None,
         optimizer: MakeOptimizer | None = None,
-        parameters: Parameters | None = "norm",
+        parameters: Parameters | None = None,
         statistics: Literal["batch", "source"] = "batch",
         strategy: Strategy | None = None,
         classes: Sequence[int] | None = None,
@@ -105,9 +113,11 @@ class Adapter(Stateful, ABC):
             )
         if any(isinstance(module, Adapter) for module in model.modules()):
             raise ValueError(f"{name}: the model is, or holds, an adapter already; wrap the network itself")
+        parameters = self.default_parameters if parameters is None else parameters
         adapted = {} if parameters is None else choose_parameters(model, parameters)
         if parameters is not None and not adapted:
-            why = "the model has no normalisation layer with weights" if parameters == "norm" else "none matches"
+            norms = parameters in ("norm", "early-norm")
+            why = "the model has no normalisation layer with weights" if norms else "none matches"
             raise ValueError(f'{name} found no parameter to adapt: {why}. parameters="all" adapts every one')
 
         self.model = model
@@ -127,7 +137,7 @@ class Adapter(Stateful, ABC):
         self.names = tuple(adapted)
         chosen = set(map(id, self.adapted))
         self._frozen = tuple(p for p in model.parameters() if id(p) not in chosen)
-        make = optimizer or partial(SGD, lr=self.default_lr if lr is None else lr, momentum=0.9)
+        make = optimizer or partial(type(self).default_optimizer, lr=self.default_lr if lr is None else lr)
         self.optimizer = make(list(self.adapted)) if adapted else None
 
         self._trusted = False  # a first batch has shown that the model returns logits
@@ -147,9 +157,10 @@ class Adapter(Stateful, ABC):
             logits = self.adapt(x.clone() if x.is_inference() else x.detach())
         if not step.updated:
             step.backwards = step.in_graph = 0
+        step.logits = logits.detach()
         self.passes.add(step)
         self._last, self.step = step, Step(0)
-        return logits.detach()
+        return step.logits
 
     @classmethod
     def preset(cls, network: str, model: nn.Module, **arguments: Any) -> Self:
@@ -157,6 +168,8 @@ class Adapter(Stateful, ABC):
         settings = hyper_parameters(cls.__name__, network)
         if arguments.get("optimizer") is not None:
             settings.pop("lr", None)
+        if arguments.get("lr") is not None:
+            settings.pop("optimizer", None)
         if arguments.keys() & {"margin", "epsilon"}:
             settings.pop("select", None)
         return cls(model, **{**settings, **arguments})
@@ -181,26 +194,31 @@ class Adapter(Stateful, ABC):
         return batch
 
     @torch.no_grad()
-    def infer(self, x: Tensor) -> Tensor:
+    def infer(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """Run the batch without a graph. Refuses NaN and infinity before anything has changed."""
-        logits = self.logits(x)
+        logits = self.logits(x, parameters)
         self._check(x, logits)
         return logits
 
     def update(self, **terms: Tensor) -> None:
         """One optimizer step on the sum of the loss's terms."""
-        if self.optimizer is None:
-            raise TypeError(f"{type(self).__name__} was built without parameters to adapt")
-        with self._own_gradients():
-            self._backward(torch.stack([*terms.values()]).sum())
-            self.optimizer.step()
-        self.step.terms = {name: term.detach() for name, term in terms.items()}
+        self.descend(self.gradients(torch.stack([*terms.values()]).sum()), **terms)
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
         """∂loss/∂θ of the adapted parameters; nought where one is not used."""
         with self._own_gradients():
             self._backward(loss)
             return [p.grad for p in self.adapted if p.grad is not None]
+
+    def descend(self, gradients: Sequence[Tensor], **terms: Tensor) -> None:
+        """One optimizer step by given gradients, those of the loss's terms."""
+        if self.optimizer is None:
+            raise TypeError(f"{type(self).__name__} was built without parameters to adapt")
+        with self._own_gradients():
+            for p, gradient in zip(self.adapted, gradients, strict=True):
+                p.grad = gradient
+            self.optimizer.step()
+        self.step.terms = {name: term.detach() for name, term in terms.items()}
 
     def _backward(self, loss: Tensor) -> None:
         if not loss.requires_grad:
@@ -225,10 +243,40 @@ class Adapter(Stateful, ABC):
             for p, grad in zip(self.adapted, found, strict=True):
                 p.grad = grad
 
-    def logits(self, x: Tensor) -> Tensor:
-        """One pass of the full network, normalised as the method has it."""
+    def logits(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+        """One pass of the full network, normalised as the method has it, perhaps with other parameters."""
         with self.normalising(len(x)):
-            return self.run(x)
+            return self.run(x, parameters)
+
+    def traced(self, x: Tensor) -> Tensor:
+        """One pass with a graph, whose samples all receive a gradient."""
+        self.step.backwards = self.step.backwards + len(x)
+        self.step.in_graph += len(x)
+        return self.logits(x)
+
+    @contextmanager
+    def fixed(self) -> Iterator[None]:
+        """No gradient for the parameters, for passes that differentiate by the images alone."""
+        for p in self.adapted:
+            p.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for p in self.adapted:
+                p.requires_grad_(True)
+
+    @contextmanager
+    def episode(self) -> Iterator[None]:
+        """What is learned inside is forgotten at its end: parameters and optimizer are as before."""
+        found = [p.detach().clone() for p in self.adapted]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for p, before in zip(self.adapted, found, strict=True):
+                    p.copy_(before)
+            if self.optimizer is not None:
+                self.optimizer.state.clear()
 
     def normalising(self, size: int) -> AbstractContextManager[None]:
         """How BatchNorm normalises a batch of `size`."""
@@ -270,7 +318,12 @@ class Adapter(Stateful, ABC):
     # Inside -------------------------------------------------------------------------------------------------------
 
     def _check(self, x: Tensor, logits: Tensor) -> None:
-        refuse_non_finite(x, logits)
+        if logits.dim() > 2 and not self.dense:
+            raise ValueError(
+                f"{type(self).__name__} is for classifiers, and this model segments: its logits are "
+                f"{tuple(logits.shape)}. Tent, EATA and EATA-C take both"
+            )
+        refuse_non_finite(x, logits, unit_range=self.unit_range)
         if not self._trusted:
             refuse_probabilities(logits)
             self._trusted = True
@@ -287,7 +340,6 @@ class Adapter(Stateful, ABC):
                 'statistics="source"',
                 stacklevel=5,
             )
-        self.step.logits = logits
 
     def __repr__(self) -> str:
         """The call that makes this adapter."""
@@ -297,16 +349,21 @@ class Adapter(Stateful, ABC):
         names = dict.fromkeys(p.name for p in own if p.kind is p.KEYWORD_ONLY and p.name not in shared)
         if "select" in names:  # which says it all
             names = {name: None for name in names if name not in ("margin", "epsilon")}
-        arguments = [type(self.model).__name__, *(f"{name}={getattr(self, name)!r}" for name in names)]
+        arguments = [type(self.model).__name__, *(f"{name}={self._setting(name)!r}" for name in names)]
         if self.optimizer is not None:
             arguments.append(f"optimizer={_describe(self.optimizer)}")
-            if self.parameters_adapted != "norm":
-                chosen = "all" if len(self._frozen) == 0 else list(self.names)
-                arguments.append(f"parameters={chosen!r}")
-            arguments.append(f"statistics={self.statistics!r}, strategy={self.strategy!r}")
+            if self.parameters_adapted != self.default_parameters:
+                named = isinstance(self.parameters_adapted, str)
+                arguments.append(f"parameters={self.parameters_adapted if named else list(self.names)!r}")
+            shown = [name for name in ("statistics", "strategy") if name not in self.without]
+            arguments += [f"{name}={getattr(self, name)!r}" for name in shown]
         if self.classes is not None:
             arguments.append(f"classes={self.classes.tolist()}")
         return f"{type(self).__name__}({', '.join([*arguments, f'seed={self.seed}'])})"
+
+    def _setting(self, name: str) -> Any:
+        """An argument's value; where a method of the adapter has its name, it is kept with an underscore."""
+        return getattr(self, f"{name}_" if hasattr(self, f"{name}_") else name)
 
 
 def _describe(optimizer: Optimizer) -> str:

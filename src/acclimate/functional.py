@@ -18,11 +18,15 @@ __all__ = [
     "confidence",
     "consistency",
     "entropy",
+    "free_energy",
     "fused",
     "kept_rows",
+    "marginal_entropy",
     "moving_average",
     "reliability",
     "similarity",
+    "soft_likelihood_ratio",
+    "symmetric_cross_entropy",
     "threshold",
 ]
 
@@ -100,6 +104,28 @@ def consistency(
 def certainty(logits: Tensor, sub_logits: Tensor) -> Tensor:
     """C(x) = +1 where full and sub-network predict the same class, else −1 (Eq. 13)."""
     return torch.where(logits.argmax(1) == sub_logits.argmax(1), 1.0, -1.0)
+
+
+def marginal_entropy(logits: Tensor) -> Tensor:
+    """H(mean_k p_k), the entropy of the mean prediction over views (K, C), without leaving logarithms."""
+    log_mean = logits.log_softmax(1).logsumexp(0) - math.log(len(logits))
+    return -(log_mean.exp() * log_mean).sum()
+
+
+def symmetric_cross_entropy(a: Tensor, b: Tensor) -> Tensor:
+    """−½ Σ p_a log p_b − ½ Σ p_b log p_a of logits a and b, a sample."""
+    return -0.5 * (a.softmax(1) * b.log_softmax(1) + b.softmax(1) * a.log_softmax(1)).sum(1)
+
+
+def soft_likelihood_ratio(logits: Tensor, clip: float = 0.99) -> Tensor:
+    """−Σ q log(q/(1 − q) + 1e−5) of q = min(p, clip): entropy whose gradient does not vanish at certainty."""
+    q = logits.softmax(1).clamp(max=clip)
+    return -(q * (q / (1 - q) + 1e-5).log()).sum(1)
+
+
+def free_energy(logits: Tensor) -> Tensor:
+    """g(x) = log Σ exp z: the logarithm of the density that a classifier's logits imply, up to a constant."""
+    return logits.logsumexp(1)
 
 
 def kept_rows(values: Tensor, keep: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from torch import Tensor
 
 __all__ = ["check_images", "read_logits"]
 
+_SLACK = 0.01  # resizing may overshoot a little
+
 
 def check_images(x: object, device: torch.device) -> Tensor:
     """Refuse what is no batch of images, in the user's words."""
@@ -44,16 +46,37 @@ def read_logits(output: object, x: Tensor) -> Tensor:
     return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 
-def refuse_non_finite(x: Tensor, logits: Tensor | None = None) -> None:
-    """Raise for NaN or infinity in the input or the output: one read by the host for both."""
-    finite = torch.stack([t.isfinite().all() for t in (x, logits) if t is not None]).tolist()
-    if not finite[0]:
+def refuse_non_finite(x: Tensor, logits: Tensor | None = None, *, unit_range: bool = False) -> None:
+    """Raise for NaN or infinity in the input or the output, and, if asked, for images outside [0, 1]: one read."""
+    sound = [t.isfinite().all() for t in (x, logits) if t is not None]
+    if unit_range:
+        sound += [(x > -_SLACK).all(), (x < 1 + _SLACK).all()]
+    answers = torch.stack(sound).tolist()
+    if not answers[0]:
         bad = int((~x.isfinite().flatten(1).all(1)).sum())
         raise ValueError(f"NaN or infinity in {bad} of {len(x)} images: the batch was refused, and nothing was learned")
-    if not all(finite):
+    if logits is not None and not answers[1]:
         raise ValueError(
             "the model returned NaN or infinite logits for finite images: the batch was refused, and nothing was "
             "learned. reset() goes back to the source network"
+        )
+    if not all(answers):
+        low, high = float(x.min()), float(x.max())
+        remedy = (
+            "divide them by 255"
+            if low >= 0 and high > 10
+            else "they look normalised. Let the network do that, as acclimate.Normalised(net, mean=…, std=…), and give "
+            "images as they were before"
+        )
+        raise ValueError(f"augmentations need images in [0, 1], and these lie in [{low:.3g}, {high:.3g}]: {remedy}")
+
+
+def refuse_divergence(logits: Tensor) -> None:
+    """Raise where an update has broken the network."""
+    if not bool(logits.isfinite().all()):
+        raise ValueError(
+            "the network returns NaN or infinite logits after its update: it has diverged. reset() goes back to the "
+            "source network; a smaller lr may keep it from happening"
         )
 
 

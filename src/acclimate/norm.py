@@ -80,14 +80,13 @@ class Normalisation:
                     layer.track_running_stats = True
 
     @contextmanager
-    def blended(self, prior: float) -> Iterator[None]:
-        """N/(N+n) of the source's and n/(N+n) of the batch's, for N = `prior` and a batch of n; no gradient."""
+    def blended(self, share: float) -> Iterator[None]:
+        """(1 − share) of the source's statistics and `share` of the batch's, without gradients through them."""
 
         def blend(layer: _BatchNorm, x: Tensor) -> Statistics:
             mean, variance = batch_moments(x, correction=1)
             if layer.running_mean is None or layer.running_var is None:
                 return mean, variance
-            share = x.shape[0] / (prior + x.shape[0])
             return (
                 layer.running_mean.to(mean.dtype).lerp(mean, share),
                 layer.running_var.to(variance.dtype).lerp(variance, share),

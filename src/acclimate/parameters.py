@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Literal, TypeAlias
 
@@ -9,11 +10,17 @@ from torch import nn
 from torch.nn import Parameter
 from torch.nn.modules.batchnorm import _NormBase
 
-__all__ = ["Parameters", "choose_parameters", "is_norm", "norm_parameters"]
+__all__ = ["Parameters", "choose_parameters", "early_norm_parameters", "is_norm", "norm_parameters"]
 
-Parameters: TypeAlias = Literal["norm", "all"] | Iterable[str] | Callable[[str, Parameter], bool]
-"""`"norm"`: the affine parameters of the normalisation layers; `"all"`; names; or a test of (name, parameter)."""
+Parameters: TypeAlias = Literal["norm", "early-norm", "all"] | Iterable[str] | Callable[[str, Parameter], bool]
+"""`"norm"`: the affine parameters of the normalisation layers; `"early-norm"`: of all but the last stage's; `"all"`;
+names; or a test of (name, parameter)."""
 
+_LAST_STAGE = re.compile(
+    r"(^|\.)(layer4|encoder\.stages\.3)\."  # ResNet
+    r"|(^|\.)(blocks\.|layer\.|layers\.|encoder_layer_)(9|10|11)\."  # ViT
+    r"|^(model\.)?(norm|fc_norm|encoder\.ln|vit\.layernorm)\."  # its final norm
+)
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -40,15 +47,26 @@ def norm_parameters(model: nn.Module) -> dict[str, Parameter]:
     return {name: p for name, p in model.named_parameters() if name in owned}
 
 
+def early_norm_parameters(model: nn.Module) -> dict[str, Parameter]:
+    """`norm_parameters` without the last stage's, where a network's names tell which that is.
+
+    ResNet's `layer4`, a ViT's blocks 9 to 11 and final norm, as SAR's authors have it, in timm's, torchvision's and
+    transformers' names.
+    """
+    return {name: p for name, p in norm_parameters(model).items() if not _LAST_STAGE.search(name)}
+
+
 def choose_parameters(model: nn.Module, which: Parameters) -> dict[str, Parameter]:
     """The parameters that `which` asks for, by name. Raises where it asks for what the model does not have."""
     everything = dict(model.named_parameters())
     if which == "norm":
         return norm_parameters(model)
+    if which == "early-norm":
+        return early_norm_parameters(model)
     if which == "all":
         return everything
     if isinstance(which, str):
-        raise ValueError(f'parameters={which!r}: expected "norm", "all", a list of names or a function')  # noqa: TRY004
+        raise ValueError(f'parameters={which!r}: expected "norm", "early-norm", "all", a list of names or a function')  # noqa: TRY004
     if callable(which):
         return {name: p for name, p in everything.items() if which(name, p)}
     names = set(which)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .functional import entropy
 
-__all__ = ["Passes", "Step", "Uncertainty"]
+__all__ = ["Count", "Passes", "Step", "Uncertainty"]
 
 
 class Uncertainty(NamedTuple):
@@ -54,6 +55,26 @@ class Step:
     def updated(self) -> bool:
         """Whether the batch changed the network."""
         return bool(self.terms)
+
+
+class Count(nn.Module):
+    """A count that is part of an adapter's state but stays on the host, where reading it waits for no device."""
+
+    value: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.zeros((), dtype=torch.int64))
+
+    def add(self, number: int) -> None:
+        """Count on."""
+        self.value = self.value + number
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:  # noqa: ARG002
+        return self
 
 
 class Passes(nn.Module):

@@ -23,7 +23,7 @@ from .functional import kept_rows
 if TYPE_CHECKING:
     from .adapter import Adapter
 
-__all__ = ["STRATEGIES", "Masked", "Prediction", "Replay", "ReplaySubset", "Strategy"]
+__all__ = ["STRATEGIES", "Masked", "Prediction", "Replay", "ReplaySubset", "Strategy", "samples_of"]
 
 Strategy: TypeAlias = Literal["masked", "replay", "replay-subset"]
 
@@ -47,10 +47,14 @@ class Prediction(ABC):
         if keep is None:
             step.backwards = step.backwards + len(self.x)
             return self._all()
-        samples = keep if keep.dim() == 1 else keep.flatten(1).any(1)
+        samples = samples_of(keep)
         rows = self._some(keep, samples)
         step.backwards = step.backwards + (len(rows) if keep.dim() == 1 else samples.sum())
         return rows
+
+    @abstractmethod
+    def again(self, keep: Tensor) -> Tensor:
+        """The kept logits by one more pass with a graph, of the parameters as they are now; counted a kept sample."""
 
     @abstractmethod
     def _all(self) -> Tensor: ...
@@ -74,6 +78,20 @@ class Masked(Prediction):
     def _some(self, keep: Tensor, samples: Tensor) -> Tensor:  # noqa: ARG002
         return kept_rows(self._all(), keep)
 
+    def again(self, keep: Tensor) -> Tensor:
+        """The whole batch, where its samples share BatchNorm's statistics; else the kept samples alone."""
+        samples = samples_of(keep)
+        adapter = self.adapter
+        if adapter.statistics == "source" or not adapter.norm.layers:
+            kept = self.x[samples]
+            adapter.step.in_graph += len(kept)
+            logits = adapter.logits(kept)
+            return logits if keep.dim() == 1 else kept_rows(logits, keep[samples])
+        adapter.step.in_graph += len(self.x)
+        rows = kept_rows(adapter.logits(self.x), keep)
+        adapter.step.forwards += (len(rows) if keep.dim() == 1 else int(samples.sum())) - len(self.x)
+        return rows
+
 
 class Replay(Prediction):
     """Run the kept samples again, normalised as they were in the first pass."""
@@ -92,6 +110,10 @@ class Replay(Prediction):
             return kept_rows(self.logits, keep)
         logits = self._again(kept)
         return logits if keep.dim() == 1 else kept_rows(logits, keep[samples])
+
+    def again(self, keep: Tensor) -> Tensor:
+        """The kept samples."""
+        return self._some(keep, samples_of(keep))
 
     def _again(self, kept: Tensor) -> Tensor:
         self.adapter.step.in_graph += len(kept)
@@ -118,6 +140,11 @@ class ReplaySubset(Replay):
 
     def _second(self, kept: Tensor) -> Tensor:
         return self.adapter.logits(kept)
+
+
+def samples_of(keep: Tensor) -> Tensor:
+    """Which samples a mask of samples or pixels keeps anything of."""
+    return keep if keep.dim() == 1 else keep.flatten(1).any(1)
 
 
 STRATEGIES: dict[str, type[Prediction]] = {"masked": Masked, "replay": Replay, "replay-subset": ReplaySubset}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
+
+from torch.optim import AdamW
 
 from .selection import Everything, Reliable, Scaled
 
@@ -32,15 +35,27 @@ def hyper_parameters(method: str, network: str) -> dict[str, Any]:
     }
     entropy, eata, eata_c = entropies[network], selections[network], consistencies[network]
     segments = network == "segformer-b5"
-    table: dict[str, dict[str, Any]] = {
+    if network == "vit-base":
+        compared: dict[str, dict[str, Any]] = {
+            "MEMO": {"optimizer": partial(AdamW, lr=1e-5, weight_decay=0.01)},
+            "CoTTA": {"lr": 5e-3},
+            "ROID": {"lr": 2.5e-4},
+            "TEA": {"lr": 5e-3},
+        }
+    else:
+        compared = {"MEMO": {"lr": 2.5e-4}, "CoTTA": {"lr": 0.01}, "ROID": {"lr": 2.5e-4}, "TEA": {"lr": 2.5e-4}}
+    table: dict[str, dict[str, Any]] = {} if segments else compared
+    table |= {
         "Source": {},
         "BNAdapt": {},
         "Tent": entropy,
+        "SAR": entropy,
+        "RDumb": entropy | eata,
         "ETA": entropy | eata,
         "EATA": entropy | eata | {"beta": 500.0 if segments else 2000.0},
         "ETAC": eata_c,
         "EATAC": eata_c | {"beta": 500.0 if segments else 50.0},
     }
     if method not in table:
-        raise ValueError(f"no preset for {method}: it has its own defaults")
+        raise ValueError(f"no preset of {method} for {network}: it has its own defaults")
     return dict(table[method])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Generator, Tensor, nn
@@ -16,6 +16,8 @@ from . import state
 from .state import Snapshot, StateError
 
 __all__ = ["Stateful"]
+
+_Slot: TypeAlias = tuple[str, nn.Module, str]  # a name, the module that holds the buffer, and its name there
 
 
 class Stateful(nn.Module):
@@ -31,6 +33,8 @@ class Stateful(nn.Module):
     optimizer: Optimizer | None
     generator: Generator
     classes: Tensor | None
+    episodic: ClassVar[bool] = False
+    """Parameters and optimizer are as before after every call: there is nothing of them to copy or take back."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,17 +54,37 @@ class Stateful(nn.Module):
         self.remember_source()
         parts = _parts(snapshot.tensors)
         self._check_fit(parts, snapshot.settings)
-        state.restore_optimizer(self.optimizer, parts["optimizer"], snapshot.settings)
-        for name, parameter in zip(self.names, self.adapted, strict=True):
-            parameter.copy_(parts["parameter"][name])
-        for name, module, key in self._slots():
-            value = parts["state"].get(name)
-            setattr(module, key, None if value is None else value.to(self.device, copy=True))
+        self._restore_network(parts, snapshot.settings)
+        self._restore_slots(parts, self._slots())
         self.generator.set_state(parts["generator"]["state"].cpu())
+
+    def _restore_network(self, parts: Mapping[str, Mapping[str, Tensor]], settings: Mapping[str, Any]) -> None:
+        state.restore_optimizer(self.optimizer, parts["optimizer"], settings)
+        for name, parameter in self._lasting():
+            parameter.copy_(parts["parameter"][name])
+
+    def _restore_slots(self, parts: Mapping[str, Mapping[str, Tensor]], slots: Iterable[_Slot]) -> None:
+        for name, module, key in slots:
+            value, now = parts["state"].get(name), getattr(module, key)
+            device = self.device if now is None else now.device
+            setattr(module, key, None if value is None else value.to(device, copy=True))
 
     def reset(self) -> None:
         """Back to the source: parameters, optimizer, the method's state, counters and generator."""
         self.restore(self.remember_source())
+
+    @torch.no_grad()
+    def start_over(self, *state: str) -> None:
+        """Network and optimizer back to the source, and the method's state under these names; the rest goes on."""
+        source = self.remember_source()
+        parts = _parts(source.tensors)
+        self._restore_network(parts, source.settings)
+        chosen = (slot for slot in self._slots() if slot[0].split(".")[0] in state)
+        self._restore_slots(parts, chosen)
+
+    def source_parameters(self) -> dict[str, Tensor]:
+        """θ°, the adapted parameters before the first batch, by name."""
+        return _parts(self.remember_source().tensors)["parameter"]
 
     def save(self, path: str | Path) -> None:
         """Write the state to one safetensors file: what has changed, not the network. Whole or not at all."""
@@ -80,8 +104,8 @@ class Stateful(nn.Module):
     def fingerprint(self) -> str:
         """A hash of the network as it was before any adaptation."""
         if self._fingerprint is None:
-            parts = _parts(self.remember_source().tensors)["parameter"]
-            source = {id(p): parts[name] for name, p in zip(self.names, self.adapted, strict=True)}  # also where tied
+            before = self.source_parameters()
+            source = {id(p): before[name] for name, p in self._lasting()}  # also where tied
             tensors = self.model.state_dict(keep_vars=True).items()
             kept = ((name, source.get(id(t), t)) for name, t in tensors if isinstance(t, Tensor))
             self._fingerprint = state.fingerprint(kept)
@@ -102,7 +126,7 @@ class Stateful(nn.Module):
     def _copy_state(self) -> Snapshot:
         optimizer, settings = state.optimizer_state(self.optimizer)
         settings["belongs"] = self._belonging()
-        tensors = {f"parameter/{n}": p.detach().clone() for n, p in zip(self.names, self.adapted, strict=True)}
+        tensors = {f"parameter/{name}": p.detach().clone() for name, p in self._lasting()}
         for name, module, key in self._slots():
             if (value := getattr(module, key)) is not None:
                 tensors[f"state/{name}"] = value.clone()
@@ -110,20 +134,25 @@ class Stateful(nn.Module):
         tensors["generator/state"] = self.generator.get_state()
         return Snapshot(tensors, settings)
 
-    def _slots(self) -> Iterator[tuple[str, nn.Module, str]]:
+    def _lasting(self) -> Iterator[tuple[str, Parameter]]:
+        """The parameters whose changes outlast a call."""
+        if not self.episodic:
+            yield from zip(self.names, self.adapted, strict=True)
+
+    def _slots(self) -> Iterator[_Slot]:
         """Where the method keeps its state: the persistent buffers outside the network."""
         for path, module in self.named_modules():
             if path != "model" and not path.startswith("model."):
                 for key in module._buffers:
                     if key not in module._non_persistent_buffers_set:
-                        yield f"{path}.{key}", module, key
+                        yield f"{path}.{key}".lstrip("."), module, key
 
     def _check_fit(self, parts: Mapping[str, Mapping[str, Tensor]], settings: Mapping[str, Any]) -> None:
         if self._belonging() != settings.get("belongs"):
             ours, theirs = self._belonging(), settings.get("belongs") or {}
             what = [key for key, value in ours.items() if value != theirs.get(key)]
             raise StateError(f"the state belongs to an adapter with other {what[0]}: {theirs.get(what[0])}")
-        here = {n: p.shape for n, p in zip(self.names, self.adapted, strict=True)}
+        here = {name: p.shape for name, p in self._lasting()}
         there = {n: t.shape for n, t in parts["parameter"].items()}
         if here != there:
             raise StateError(

@@ -2,15 +2,27 @@
 
 from ..adapter import Adapter
 from .bn_adapt import BNAdapt
+from .cotta import CoTTA
 from .eata import EATA, ETA
 from .eata_c import EATAC, ETAC
+from .memo import MEMO
+from .rdumb import RDumb
+from .roid import ROID
+from .sar import SAR
 from .source import Source
+from .tea import TEA
 from .tent import Tent
 
 METHODS: dict[str, type[Adapter]] = {
     "source": Source,
     "bn-adapt": BNAdapt,
     "tent": Tent,
+    "memo": MEMO,
+    "cotta": CoTTA,
+    "sar": SAR,
+    "roid": ROID,
+    "rdumb": RDumb,
+    "tea": TEA,
     "eta": ETA,
     "eata": EATA,
     "eta-c": ETAC,
@@ -18,4 +30,19 @@ METHODS: dict[str, type[Adapter]] = {
 }
 """Every method by its name on the command line."""
 
-__all__ = ["EATA", "EATAC", "ETA", "ETAC", "METHODS", "BNAdapt", "Source", "Tent"]
+__all__ = [
+    "EATA",
+    "EATAC",
+    "ETA",
+    "ETAC",
+    "MEMO",
+    "METHODS",
+    "ROID",
+    "SAR",
+    "TEA",
+    "BNAdapt",
+    "CoTTA",
+    "RDumb",
+    "Source",
+    "Tent",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -22,10 +23,12 @@ class BNAdapt(Adapter):
         seed: unused here; every adapter has one.
     """
 
+    default_parameters: ClassVar[None] = None
+
     def __init__(
         self, model: nn.Module, *, prior: float = 64, classes: Sequence[int] | None = None, seed: int = 0
     ) -> None:
-        super().__init__(model, parameters=None, statistics="source" if prior else "batch", classes=classes, seed=seed)
+        super().__init__(model, statistics="source" if prior else "batch", classes=classes, seed=seed)
         if not self.norm.layers:
             raise ValueError("BNAdapt needs BatchNorm layers, and the model has none: Tent and EATA adapt other norms")
         if prior < 0:
@@ -34,7 +37,7 @@ class BNAdapt(Adapter):
 
     def normalising(self, size: int) -> AbstractContextManager[None]:
         """Blended statistics."""
-        return self.norm.blended(self.prior) if self.prior else super().normalising(size)
+        return self.norm.blended(size / (self.prior + size)) if self.prior else super().normalising(size)
 
     def adapt(self, x: Tensor) -> Tensor:
         """Predict."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -14,8 +15,10 @@ __all__ = ["Source"]
 class Source(Adapter):
     """No adaptation: evaluation mode, statistics of training."""
 
+    default_parameters: ClassVar[None] = None
+
     def __init__(self, model: nn.Module, *, classes: Sequence[int] | None = None, seed: int = 0) -> None:
-        super().__init__(model, parameters=None, statistics="source", classes=classes, seed=seed)
+        super().__init__(model, statistics="source", classes=classes, seed=seed)
 
     def adapt(self, x: Tensor) -> Tensor:
         """Predict."""

@@ -1,0 +1,98 @@
+"""CoTTA: a weight- and augmentation-averaged teacher, and stochastic restoration (Wang et al., 2022)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD
+from typing_extensions import Unpack
+
+from ..adapter import Adapter, Options
+from ..augment import Augment, Views
+from ..functional import confidence, symmetric_cross_entropy
+from ..parameters import Parameters
+from ..randomness import on_device
+from ..teacher import Teacher
+
+__all__ = ["CoTTA"]
+
+
+class CoTTA(Adapter):
+    """min_θ mean_b −½ Σ p_t log p − ½ Σ p log p_t, where p_t is a teacher's, the moving average of θ.
+
+    Where the anchor, which is the source network, is unsure of a batch, the teacher averages its logits over augmented
+    views. After each step a few elements of θ, drawn at random, go back to the source. Returns the teacher's logits.
+
+    Args:
+        model: a classifier that takes images in [0, 1] (see `acclimate.Normalised`).
+        momentum: of the teacher.
+        restoration: the probability that an element of θ goes back to the source; 0.01 on CIFAR.
+        threshold: p_th: there are views where the anchor's mean confidence is below it.
+        views: how many.
+        loss: `"symmetric"`, or `"teacher"`, the cross-entropy −Σ p_t log p alone, as on CIFAR.
+        augment: makes a view: a callable of (images, generator).
+        options: `lr`, `optimizer`, `parameters`, `statistics`, `strategy`, `classes`, `seed`: see `Adapter`. All
+            parameters adapt unless others are named.
+    """
+
+    default_lr: ClassVar[float] = 0.01
+    default_optimizer: ClassVar[Any] = partial(SGD, momentum=0.9, nesterov=True)
+    default_parameters: ClassVar[Parameters | None] = "all"
+    dense = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        momentum: float = 0.999,
+        restoration: float = 0.001,
+        threshold: float = 0.1,
+        views: int = 32,
+        loss: Literal["symmetric", "teacher"] = "symmetric",
+        augment: Augment | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(model, **options)
+        if loss not in ("symmetric", "teacher"):
+            raise ValueError(f'CoTTA: loss={loss!r}; expected "symmetric" or "teacher"')
+        if views < 1 or not 0 <= restoration <= 1:
+            raise ValueError(f"CoTTA: views={views} must be at least 1, and restoration={restoration} in [0, 1]")
+        self.momentum, self.restoration, self.threshold = momentum, restoration, threshold
+        self.views, self.loss = views, loss
+        self.unit_range = augment is None
+        self.augment: Augment = Views() if augment is None else augment
+        self.teacher = Teacher(self.names, momentum)
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Predict with the teacher, and let the student learn from it."""
+        source = self.source_parameters()
+        z_t = self._teach(x, source)
+        z = self.predict(x).rows()
+        loss = symmetric_cross_entropy(z, z_t) if self.loss == "symmetric" else F.cross_entropy(z, z_t.softmax(1))
+        self.update(consistency=loss.mean())
+        self.teacher.follow(dict(zip(self.names, self.adapted, strict=True)), source)
+        self._restore_some(source)
+        return z_t
+
+    @torch.no_grad()
+    def _teach(self, x: Tensor, source: dict[str, Tensor]) -> Tensor:
+        """The teacher's logits, averaged over views where the anchor is unsure."""
+        teacher = self.teacher.of(source)
+        logits = self.infer(x, teacher)
+        if confidence(self.logits(x, source)).mean() >= self.threshold:
+            return logits
+        total = torch.zeros_like(logits)
+        for _ in range(self.views):
+            total += self.logits(self.augment(x, self.generator), teacher)
+        return total / self.views
+
+    @torch.no_grad()
+    def _restore_some(self, source: dict[str, Tensor]) -> None:
+        generator = on_device(self.generator, self.device)
+        for name, p in zip(self.names, self.adapted, strict=True):
+            chance = torch.rand(p.shape, generator=generator, device=p.device)
+            p.copy_(torch.where(chance < self.restoration, source[name], p))

@@ -1,0 +1,98 @@
+"""ROID: certainty and diversity weighting, weight ensembling, prior correction (Marsden et al., 2024)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD
+from typing_extensions import Unpack
+
+from ..adapter import Adapter, Options
+from ..augment import Augment, Views
+from ..functional import entropy, soft_likelihood_ratio, symmetric_cross_entropy
+
+__all__ = ["ROID"]
+
+
+class ROID(Adapter):
+    """min_θ 1/B Σ_keep w·(SLR(z) + SCE(z, z')), z' the logits of an augmented view; then θ ← μ·θ + (1 − μ)·θ°.
+
+    Diverse predictions are kept, d = minmax(1 − cos(m, p)) ≥ mean(d), with weight w = exp(d·minmax(−H)/T); m is the
+    moving average of all predictions.
+
+    Args:
+        model: a classifier that takes images in [0, 1] (see `acclimate.Normalised`).
+        temperature: T.
+        momentum: μ, how much of the adapted parameters a step keeps; the rest is the source's.
+        prior: the returned logits are corrected by the batch's smoothed class frequencies π': `"log"` adds log π', the
+            `"released"` program multiplies by π', which leaves hardly any confidence; None returns them as they are.
+        augment: makes the view: a callable of (images, generator).
+        options: `lr`, `optimizer`, `parameters`, `statistics`, `strategy`, `classes`, `seed`: see `Adapter`.
+    """
+
+    default_optimizer: ClassVar[Any] = partial(SGD, momentum=0.9, nesterov=True)
+    dense = False
+    mean: Tensor | None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        temperature: float = 1 / 3,
+        momentum: float = 0.99,
+        prior: Literal["log", "released"] | None = "log",
+        augment: Augment | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(model, **options)
+        if prior not in ("log", "released", None):
+            raise ValueError(f'ROID: prior={prior!r}; expected "log", "released" or None')
+        if not 0 <= momentum <= 1 or not temperature > 0:
+            raise ValueError(f"ROID: momentum={momentum} must lie in [0, 1] and temperature={temperature} above 0")
+        self.temperature, self.momentum, self.prior = temperature, momentum, prior
+        self.unit_range = augment is None
+        self.augment: Augment = Views(padding="reflection", blur=False, noise=0.0) if augment is None else augment
+        self.register_buffer("mean", None)
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Predict, then learn from the diverse samples and a view of them."""
+        batch = self.predict(x)
+        p = batch.logits.softmax(1)
+        mean = p.new_full(p.shape[1:], 1 / p.shape[1]) if self.mean is None else self.mean
+        d = _minmax(1 - F.cosine_similarity(mean[None], p))
+        keep = d >= d.mean()
+        w = (d * _minmax(-entropy(batch.logits)) / self.temperature).exp()[keep]
+        z = batch.rows(keep)
+        z_view = self.traced(self.augment(x[keep], self.generator))
+        self.update(
+            likelihood_ratio=(w * soft_likelihood_ratio(z)).sum() / len(x),
+            consistency=(w * symmetric_cross_entropy(z, z_view)).sum() / len(x),
+        )
+        self._ensemble()
+        self.mean = 0.9 * mean + 0.1 * p.mean(0)
+        return self._corrected(batch.logits)
+
+    @torch.no_grad()
+    def _ensemble(self) -> None:
+        """θ ← μ·θ + (1 − μ)·θ°."""
+        for p, source in zip(self.adapted, self.source_parameters().values(), strict=True):
+            p.mul_(self.momentum).add_(source, alpha=1 - self.momentum)
+
+    def _corrected(self, logits: Tensor) -> Tensor:
+        if self.prior is None:
+            return logits
+        size, classes = logits.shape
+        frequency = logits.softmax(1).mean(0)  # π
+        smooth = max(1 / size, 1 / classes) / frequency.max()
+        frequency = (frequency + smooth) / (1 + smooth * classes)  # π'
+        return logits + frequency.log() if self.prior == "log" else logits * frequency
+
+
+def _minmax(values: Tensor) -> Tensor:
+    """To [0, 1]; nought where all are equal, as in a batch of one."""
+    low, high = values.min(), values.max()
+    return torch.where(high > low, (values - low) / (high - low), 0.0)
