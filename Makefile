@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint format clean help
+.PHONY: demo compare test lint format clean help
 
 help: ## show this help
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: $(VENV)/.bench ## adapt a small network through a stream of corrupted digits; writes an HTML report
 	$(BIN)/acclimate demo
+
+compare: $(VENV)/.bench ## every method on a shorter stream of the same digits, in one table (some minutes)
+	$(BIN)/acclimate compare
 
 test: $(VENV)/.dev lint ## ruff, mypy and pytest
 	$(BIN)/python -m pytest

@@ -22,7 +22,7 @@ README = (ROOT / "README.md").read_text()
 def test_the_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     digits = load_digits()[1].x
     names: dict[str, object] = {
         "net": digits_resnet(),
@@ -35,8 +35,14 @@ def test_the_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (tmp_path / "state.safetensors").exists()
 
 
-def test_the_readme_names_every_method() -> None:
-    assert all(f"`{method.__name__}`" in README for method in METHODS.values())
+def test_every_method_has_a_row_and_a_page() -> None:
+    for method in METHODS.values():
+        row = re.search(rf"\| \[`{method.__name__}`\]\((docs/methods/[a-z-]+\.md)\)", README)
+        assert row, method
+        page = (ROOT / row[1]).read_text()
+        assert f"acclimate.{method.__name__}(" in page
+        for heading in ("Idea", "Objective", "Defaults", "Cost", "When to use it", "What goes wrong"):
+            assert f"**{heading}.**" in page, (row[1], heading)
 
 
 def test_the_readme_tables_are_the_committed_results() -> None:
@@ -58,7 +64,10 @@ def test_the_savings_are_the_committed_results() -> None:
         assert re.search(rf"\| {network} \| {drop} \| \d+% \| {shown} \|", README), (network, drop)
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/faithful.md"])
+PAGES = ["README.md", "CONTRIBUTING.md", *(str(page.relative_to(ROOT)) for page in sorted(ROOT.glob("docs/**/*.md")))]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text()
     for target in re.findall(r"\]\(((?!https?:)[^)#]+)", text):
