@@ -46,7 +46,7 @@ class Case:
     by_rows: bool = True
     """All passes but the first are those of `rows`, so that strategies may replace them."""
     noisy: bool = False
-    """It draws random numbers on the device: no two devices agree."""
+    """No two devices agree: it draws random numbers there, or its views round to 8 bits."""
 
     def make(self, model: nn.Module, **keywords: Any) -> Adapter:
         return self.method(model, **{**self.arguments(), **keywords})
@@ -65,7 +65,7 @@ CASES = {
     "source": Case(Source, learns=False),
     "bn-adapt": Case(BNAdapt, families=("bn", "seg"), learns=False),
     "tent": Case(Tent),
-    "memo": Case(MEMO, lambda: {"views": 4}, CLASSIFIERS, lasts=False, first=False, by_rows=False),
+    "memo": Case(MEMO, lambda: {"views": 4}, CLASSIFIERS, lasts=False, first=False, by_rows=False, noisy=True),
     "cotta": Case(
         CoTTA,
         lambda: {"views": 3, "threshold": 2.0, "restoration": 0.05, "augment": Views(noise=0.0)},

@@ -10,6 +10,7 @@ import transcriptions as plain
 from networks import images, make, stream
 from torch import Generator, Tensor, nn
 from torch.optim import SGD, AdamW
+from torch.utils.checkpoint import checkpoint
 
 from acclimate import ETA, MEMO, ROID, SAR, TEA, Adapter, CoTTA, RDumb
 from acclimate.functional import entropy, free_energy, marginal_entropy, soft_likelihood_ratio, symmetric_cross_entropy
@@ -49,16 +50,40 @@ def test_sar(family: str, reset: str) -> None:
     settings = {"margin": 0.5, "rho": 0.05, "floor": 0.75}
     frozen = (model.norm,) if family == "ln" else ()
     adapter = SAR(make(family).double(), lr=LR, reset=reset, **settings)
-    theirs, counts, recoveries = plain.sar(
-        model, BATCHES, LR, keeps_average=reset == "released", frozen=frozen, **settings
-    )
+    theirs, counts, recoveries = plain.sar(model, BATCHES, LR, released=reset == "released", frozen=frozen, **settings)
     for x, expected, (reliable, still) in zip(BATCHES, theirs, counts, strict=True):
         agree([adapter(x)], [expected])
         last = adapter.last
         assert last.forwards == len(x) + reliable
-        assert int(last.backwards) == (reliable + still if still else 0)
+        assert int(last.backwards) == reliable + still
     assert any(still < reliable for reliable, still in counts)
     assert recoveries > 0
+
+
+class ReliableAtFirst(nn.Module):
+    """Everything is reliable in the first pass, and nothing in the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, logits: Tensor) -> Tensor:
+        self.calls += 1
+        return torch.full((len(logits),), float(self.calls % 2))
+
+
+def test_sar_where_nothing_stays_reliable_steps_by_momentum_alone() -> None:
+    """As the released program does; the average of the loss is not touched."""
+    adapter = SAR(make("ln"), lr=LR)
+    adapter(stream()[0])
+    average, before = adapter.average.clone(), [p.detach().clone() for p in adapter.adapted]
+    velocity = [adapter.optimizer.state[p]["momentum_buffer"].clone() for p in adapter.adapted]
+    adapter.reliable = ReliableAtFirst()
+    adapter(stream()[1])
+    assert (adapter.last.forwards, int(adapter.last.backwards)) == (16, 8)
+    assert torch.equal(adapter.average, average)
+    for p, then, v in zip(adapter.adapted, before, velocity, strict=True):
+        torch.testing.assert_close(p.detach(), then - LR * 0.9 * v)
 
 
 def test_sar_leaves_the_last_stage_alone() -> None:
@@ -168,6 +193,17 @@ def test_rdumb_counts_batches_across_a_file(tmp_path) -> None:
     other = RDumb(make("bn").double(), lr=LR, every=4)
     other.load(tmp_path / "state")
     assert all(torch.equal(a, b) for a, b in zip(expected, later(other), strict=True))
+
+
+def test_rdumb_starts_over_when_it_is_time_though_it_has_diverged() -> None:
+    adapter = RDumb(make("bn"), lr=LR, every=3)
+    first = adapter(stream()[0])
+    with torch.no_grad():
+        adapter.adapted[0].fill_(float("nan"))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="NaN or infinite logits for finite images"):
+            adapter(stream()[0])
+    assert torch.equal(adapter(stream()[0]), first)
 
 
 def test_rdumb_refuses_a_bad_batch_before_it_starts_over() -> None:
@@ -297,8 +333,7 @@ def test_tea(family: str) -> None:
     adapter = TEA(make(family).double(), lr=LR, precision=torch.float64, **settings)
     theirs, store = plain.tea(make(family).double(), BATCHES, LR, **settings)
     agree([adapter(x) for x in BATCHES], theirs)
-    assert adapter.replay.images is not None
-    agree(list(adapter.replay.images), [store[place] for place in range(len(store))])
+    agree([adapter.replay[place] for place in range(len(adapter.replay))], [store[i] for i in range(len(store))])
     assert 20 < len(store) <= 30
     assert int(adapter.passes.forwards) == 6 * 12 * (4 + 3)
     assert int(adapter.passes.backwards) == int(adapter.passes.in_graph) == 6 * 12 * (4 + 2)
@@ -314,7 +349,8 @@ def test_replay_takes_up_memory_as_it_is_used() -> None:
         assert drawn.shape == like.shape
         assert drawn.abs().max() <= 1
         replay.write(drawn, places)
-        sizes.append(replay.nbytes // (3 * 8 * 8 * 2))
+        sizes.append(len(replay))
+        assert replay.nbytes == min(1000, 256 * -(-sizes[-1] // 256)) * 3 * 8 * 8 * 2, "a shelf of 256 at a time"
     assert sizes[0] <= 50
     expected = 1000 * (1 - (1 - 1 / 1000) ** 2000)  # distinct images among 2,000 draws of 1,000
     assert abs(sizes[-1] - expected) < 40
@@ -332,8 +368,32 @@ def test_replay_gives_back_what_was_written() -> None:
     assert [float(image.mean()) for image in drawn] == [later[place] for place in again]
     anew, _ = replay.draw(like, 1.0, generator)
     assert anew.abs().max() <= 1
-    with pytest.raises(ValueError, match="holds images of"):
-        replay.write(torch.zeros(1, 1, 3, 3), [0])
+    replay.write(torch.full((1, 1, 2, 2), 1e39, dtype=torch.float64), [0])
+    assert replay[0].isfinite().all()
+    assert replay.double()[0].dtype == torch.float32, "its own precision stays"
+
+
+def test_tea_refuses_images_of_another_size_and_changes_nothing() -> None:
+    adapter = TEA(make("bn"), steps=1)
+    adapter(stream()[0])
+    before = adapter.snapshot()
+    with pytest.raises(ValueError, match=r"holds images of \(3, 16, 16\), and these are of \(3, 24, 24\)"):
+        adapter(images(8, size=24))
+    after = adapter.snapshot()
+    assert all(torch.equal(before.tensors[key], after.tensors[key]) for key in before.tensors)
+
+
+def test_tea_runs_with_activation_checkpoints() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make("bn")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.net, x, use_reentrant=False)
+
+    plainly, saving = TEA(make("bn"), steps=3, lr=1e-2), TEA(Checkpointed(), steps=3, lr=1e-2)
+    assert all(torch.equal(plainly(x), saving(x)) for x in stream())
 
 
 def test_tea_resets_its_buffer() -> None:
@@ -405,6 +465,16 @@ def test_a_wrong_range_is_told_and_changes_nothing(name: str, change, told: str)
         adapter(change(stream()[1]))
     after = adapter.snapshot()
     assert all(torch.equal(before.tensors[key], after.tensors[key]) for key in before.tensors)
+
+
+@pytest.mark.parametrize("name", ["memo", "cotta", "roid"])
+def test_views_that_are_not_finite_are_refused_and_change_nothing(name: str) -> None:
+    adapter = ALL[name](lr=1e-2, augment=lambda x, generator: x * float("nan"))
+    before = copied(adapter.model)
+    with pytest.raises(ValueError, match="NaN or infinity|NaN or infinite"):
+        adapter(stream()[0])
+    assert not changed(adapter, before)
+    assert adapter.infer(stream()[0]).isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["memo", "cotta", "roid"])

@@ -292,7 +292,8 @@ def test_agrees_on_the_gpu(name: str, family: str) -> None:
         adapter = adapter_of(name, family).double().cuda()
         first = [adapter(x.double().cuda()) for x in stream()]
         adapter.reset()
-        assert all(torch.equal(a, adapter(x.double().cuda())) for a, x in zip(first, stream(), strict=True))
+        for a, x in zip(first, stream(), strict=True):  # not bit for bit: convolutions' gradients add up in any order
+            torch.testing.assert_close(a, adapter(x.double().cuda()))
         return
     here, there = adapter_of(name, family).double(), adapter_of(name, family).double().cuda()
     for x in stream():

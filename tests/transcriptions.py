@@ -201,7 +201,7 @@ def sar(
     margin: float,
     rho: float,
     floor: float,
-    keeps_average: bool = False,
+    released: bool = False,
     frozen: tuple[nn.Module, ...] = (),
 ) -> tuple[list[Tensor], list[tuple[int, int]], int]:
     """Logits, (|R|, |R'|) of each batch, and how often it started over."""
@@ -228,17 +228,17 @@ def sar(
                     p += rho * g / length
             h2 = entropy(net.model(x).softmax(1))  # the whole batch, whose statistics it shares
             again = [i for i in chosen if h2[i] < e0]
+            second = [torch.zeros_like(p) for p in net.free]  # where none is left, momentum alone
             if again:
                 loss = sum(h2[i] for i in again) / len(again)
-                second = torch.autograd.grad(loss, net.free)
+                second = list(torch.autograd.grad(loss, net.free))
             with torch.no_grad():
                 for p, then in zip(net.free, before, strict=True):
                     p.copy_(then)
-                if again:
-                    for i, (p, g) in enumerate(zip(net.free, second, strict=True)):
-                        v = net.velocity[i]
-                        net.velocity[i] = v = g.clone() if v is None else 0.9 * v + g
-                        p -= lr * v
+                for i, (p, g) in enumerate(zip(net.free, second, strict=True)):
+                    v = net.velocity[i]
+                    net.velocity[i] = v = g.clone() if v is None else 0.9 * v + g
+                    p -= lr * v
             if again:
                 average = loss.item() if average is None else 0.9 * average + 0.1 * loss.item()
         counts.append((len(chosen), len(again)))
@@ -247,8 +247,9 @@ def sar(
             with torch.no_grad():
                 for p, then in zip(net.free, source, strict=True):
                     p.copy_(then)
-            net.velocity = [None] * len(net.free)
-            average = average if keeps_average else None
+            if not released:  # which keeps both
+                net.velocity = [None] * len(net.free)
+                average = None
     return outputs, counts, recoveries
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 try:
     import typer
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
     from rich.table import Table
@@ -149,13 +150,15 @@ def _progress() -> Progress:
 def _print_table(title: str, results: list[Result]) -> None:
     from .report import COLUMNS, rows
 
-    table = Table(title=title, padding=(0, 1), collapse_padding=True)
-    for column in ("network", *COLUMNS):
-        table.add_column(column, justify="left" if column in ("network", "method") else "right")
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in COLUMNS:
+        first = column == "method"
+        table.add_column(column, justify="left" if first else "right", min_width=11 if first else None)
     for network in dict.fromkeys(result.network for result in results):
+        table.add_row(f"[bold]{network}")
+        for method, *numbers in rows([result for result in results if result.network == network]):
+            table.add_row(f"  {method}", *numbers)
         table.add_section()
-        for index, row in enumerate(rows([result for result in results if result.network == network])):
-            table.add_row("" if index else network, *row)
     console.print(table)
 
 

@@ -139,13 +139,18 @@ def evaluate(
     With `clean`, a probe from a snapshot before the stream and after each domain shows forgetting and leaves the
     stream untouched. `on_batch` gets each moment and the domain's accuracy so far.
     """
+    before = None if clean is None else accuracy_of(adapter, clean)
+
+    def probe() -> float | None:
+        return before if clean is None or adapter.episodic else accuracy_of(adapter, clean)
+
     result = Result(
         method=type(adapter).__name__,
         network=type(adapter.model).__name__,
         call=repr(adapter),
         scenario=scenario.name,
         seed=adapter.seed,
-        clean_before=None if clean is None else accuracy_of(adapter, clean),
+        clean_before=before,
         origin={**origin(adapter.device), "model": adapter.fingerprint()},
     )
     for domain in scenario.domains:
@@ -173,7 +178,7 @@ def evaluate(
                 backwards=backwards,
                 in_graph=in_graph,
                 seconds=spent,
-                clean_accuracy=None if clean is None else accuracy_of(adapter, clean),
+                clean_accuracy=probe(),
             )
         )
     return result

@@ -5,9 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["check_images", "read_logits"]
+__all__ = ["DivergenceError", "check_images", "read_logits"]
 
 _SLACK = 0.01  # resizing may overshoot a little
+
+
+class DivergenceError(ValueError):
+    """The network returns NaN or infinity for finite images."""
 
 
 def check_images(x: object, device: torch.device) -> Tensor:
@@ -56,7 +60,7 @@ def refuse_non_finite(x: Tensor, logits: Tensor | None = None, *, unit_range: bo
         bad = int((~x.isfinite().flatten(1).all(1)).sum())
         raise ValueError(f"NaN or infinity in {bad} of {len(x)} images: the batch was refused, and nothing was learned")
     if logits is not None and not answers[1]:
-        raise ValueError(
+        raise DivergenceError(
             "the model returned NaN or infinite logits for finite images: the batch was refused, and nothing was "
             "learned. reset() goes back to the source network"
         )
@@ -74,7 +78,7 @@ def refuse_non_finite(x: Tensor, logits: Tensor | None = None, *, unit_range: bo
 def refuse_divergence(logits: Tensor) -> None:
     """Raise where an update has broken the network."""
     if not bool(logits.isfinite().all()):
-        raise ValueError(
+        raise DivergenceError(
             "the network returns NaN or infinite logits after its update: it has diverged. reset() goes back to the "
             "source network; a smaller lr may keep it from happening"
         )

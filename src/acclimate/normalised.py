@@ -42,10 +42,11 @@ class Normalised(nn.Module):
         if len(mean) != len(std) or not all(value > 0 for value in std):
             raise ValueError(f"mean={tuple(mean)} and std={tuple(std)}: expected as many of each, and each std above 0")
         self.model = model
+        like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
         for name, values in (("mean", mean), ("std", std)):
-            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
-        self.to(next((p.device for p in model.parameters()), None))
-        self.train(model.training)
+            constant = torch.tensor(values, dtype=like.dtype, device=like.device)
+            self.register_buffer(name, constant.view(-1, 1, 1), persistent=False)
+        self.training = model.training
 
     def forward(self, x: Tensor) -> object:
         """What the model returns."""

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from . import state
-from .state import Snapshot, StateError
+from .state import Snapshot, StateError, restore_optimizer
 
 __all__ = ["Stateful"]
 
@@ -54,12 +54,12 @@ class Stateful(nn.Module):
         self.remember_source()
         parts = _parts(snapshot.tensors)
         self._check_fit(parts, snapshot.settings)
-        self._restore_network(parts, snapshot.settings)
+        restore_optimizer(self.optimizer, parts["optimizer"], snapshot.settings)
+        self._restore_parameters(parts)
         self._restore_slots(parts, self._slots())
         self.generator.set_state(parts["generator"]["state"].cpu())
 
-    def _restore_network(self, parts: Mapping[str, Mapping[str, Tensor]], settings: Mapping[str, Any]) -> None:
-        state.restore_optimizer(self.optimizer, parts["optimizer"], settings)
+    def _restore_parameters(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
         for name, parameter in self._lasting():
             parameter.copy_(parts["parameter"][name])
 
@@ -74,11 +74,13 @@ class Stateful(nn.Module):
         self.restore(self.remember_source())
 
     @torch.no_grad()
-    def start_over(self, *state: str) -> None:
+    def start_over(self, *state: str, optimizer: bool = True) -> None:
         """Network and optimizer back to the source, and the method's state under these names; the rest goes on."""
         source = self.remember_source()
         parts = _parts(source.tensors)
-        self._restore_network(parts, source.settings)
+        self._restore_parameters(parts)
+        if optimizer:
+            restore_optimizer(self.optimizer, parts["optimizer"], source.settings)
         chosen = (slot for slot in self._slots() if slot[0].split(".")[0] in state)
         self._restore_slots(parts, chosen)
 

@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 from ..adapter import Adapter, Options
 from ..augment import Augment, Views
 from ..functional import confidence, symmetric_cross_entropy
+from ..network import refuse_non_finite
 from ..parameters import Parameters
 from ..randomness import on_device
 from ..teacher import Teacher
@@ -88,6 +89,7 @@ class CoTTA(Adapter):
         total = torch.zeros_like(logits)
         for _ in range(self.views):
             total += self.logits(self.augment(x, self.generator), teacher)
+        refuse_non_finite(x, total)
         return total / self.views
 
     @torch.no_grad()

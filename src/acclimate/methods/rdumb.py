@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from ..adapter import Options
-from ..network import refuse_non_finite
+from ..network import DivergenceError, refuse_non_finite
 from ..passes import Count
 from ..selection import Epsilon, Selector
 from .eata import ETA
@@ -47,6 +47,10 @@ class RDumb(ETA):
         if int(self.batches) and int(self.batches) % self.every == 0:
             refuse_non_finite(x)
             self.start_over("select")
-        logits = super().adapt(x)
+        try:
+            logits = super().adapt(x)
+        except DivergenceError:
+            self.batches.add(1)  # so that the time to start over comes
+            raise
         self.batches.add(1)
         return logits

@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 from ..adapter import Adapter, Options
 from ..augment import Augment, Views
 from ..functional import entropy, soft_likelihood_ratio, symmetric_cross_entropy
+from ..network import refuse_non_finite
 
 __all__ = ["ROID"]
 
@@ -67,7 +68,9 @@ class ROID(Adapter):
         keep = d >= d.mean()
         w = (d * _minmax(-entropy(batch.logits)) / self.temperature).exp()[keep]
         z = batch.rows(keep)
-        z_view = self.traced(self.augment(x[keep], self.generator))
+        view = self.augment(x[keep], self.generator)
+        z_view = self.traced(view)
+        refuse_non_finite(view, z_view)
         self.update(
             likelihood_ratio=(w * soft_likelihood_ratio(z)).sum() / len(x),
             consistency=(w * symmetric_cross_entropy(z, z_view)).sum() / len(x),

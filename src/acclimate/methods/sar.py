@@ -27,8 +27,8 @@ class SAR(Adapter):
         margin: E0 = margin · ln C.
         rho: ρ, how far off the sharpest point is looked for.
         floor: the least e.
-        reset: after starting over, e is `"empty"`; the `"released"` program writes the old one back, so that it starts
-            over again and again until e has risen.
+        reset: after starting over, e is `"empty"`; the `"released"` program keeps e and the optimizer's momentum, so
+            that it starts over again and again until e has risen.
         options: `lr`, `optimizer`, `parameters`, `statistics`, `strategy`, `classes`, `seed`: see `Adapter`. The last
             stage's norm layers do not adapt (`parameters="early-norm"`).
     """
@@ -65,11 +65,12 @@ class SAR(Adapter):
                 z = batch.again(keep)
                 still = self.reliable(z) > 0  # R'
                 h = entropy(kept_rows(z, still))
-                gradients = self.gradients(h.mean()) if len(h) else []
-            if gradients:
-                self.descend(gradients, entropy=h.mean())
-                self.step.backwards = self.step.backwards + samples_of(keep.masked_scatter(keep, still)).sum()
-                self._follow(h.mean().detach())
+                loss = h.sum() / max(len(h), 1)
+                gradients = self.gradients(loss)
+            self.descend(gradients, entropy=loss)
+            self.step.backwards = self.step.backwards + samples_of(keep.masked_scatter(keep, still)).sum()
+            if len(h):
+                self._follow(loss.detach())
         self._recover()
         return batch.logits
 
@@ -78,7 +79,7 @@ class SAR(Adapter):
 
     def _recover(self) -> None:
         if self.average is not None and bool(self.average < self.floor):
-            average = self.average
-            self.start_over("average")
             if self.reset_ == "released":
-                self.average = average
+                self.start_over(optimizer=False)
+            else:
+                self.start_over("average")

@@ -26,9 +26,8 @@ class TEA(Adapter):
         steps: of Langevin dynamics.
         step_size: theirs.
         noise: its standard deviation.
-        buffer: how many images are kept for replay. Each takes up memory, on the model's device and in `precision`,
-            once it was drawn: in half precision 10,000 are 3.0 GB at 3×224×224 and 61 MB at 3×32×32. `replay.nbytes`
-            tells.
+        buffer: how many images are kept for replay. They take up memory as they are drawn, on the model's device and in
+            `precision`: in half precision 10,000 are 3.0 GB at 3×224×224 and 61 MB at 3×32×32. `replay.nbytes` tells.
         renewal: the probability that a drawn image starts anew from noise.
         precision: of the images kept.
         options: `lr`, `optimizer`, `parameters`, `statistics`, `strategy`, `classes`, `seed`: see `Adapter`.
@@ -77,7 +76,9 @@ class TEA(Adapter):
         with self.fixed():
             for _ in range(self.steps):
                 x = x.detach().requires_grad_()
-                (slope,) = torch.autograd.grad(free_energy(self.traced(x)).sum(), x)
+                energy = free_energy(self.traced(x)).sum()
+                with self.normalising(len(x)):  # activation checkpoints run the forward again in here
+                    (slope,) = torch.autograd.grad(energy, x)
                 drift = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
                 x = x + self.step_size * slope + self.noise * drift
         return x.detach()
