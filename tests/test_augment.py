@@ -196,6 +196,8 @@ def test_a_normalised_network_is_the_network_on_normalised_images() -> None:
     assert not wrapped.training
     assert CoTTA(wrapped, threshold=2.0, views=2)(x).isfinite().all()
     assert wrapped.double()(x.double()).dtype == torch.float64
+    half = Normalised(make("bn").to(torch.bfloat16), *IMAGENET)
+    assert half(x.to(torch.bfloat16)).dtype == torch.bfloat16
 
 
 def test_timm_says_how_its_networks_normalise() -> None:

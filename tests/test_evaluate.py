@@ -11,7 +11,7 @@ import torch
 from networks import make, stream
 from typer.testing import CliRunner
 
-from acclimate import ETA, METHODS, Source, Tent, __version__
+from acclimate import ETA, MEMO, METHODS, Source, Tent, __version__
 from acclimate.cli import app
 from acclimate.evaluate import evaluate, run
 from acclimate.metrics import Calibration
@@ -121,6 +121,27 @@ def test_the_demo_from_the_command_line(tmp_path: Path) -> None:
     assert eata["accuracy"] > source["accuracy"] + 0.1
     assert 0 < eata["backwards"] < eata["forwards"]
     assert written["command"].startswith("acclimate demo --severity 4 --images 64")
+
+
+def test_every_method_is_compared_in_one_table(tmp_path: Path) -> None:
+    arguments = ["compare", "--network", "resnet", "--images", "8", "--out", str(tmp_path)]
+    chosen = {name: method for name, method in METHODS.items() if name not in ("memo", "tea")}  # which take long
+    for name in chosen:
+        arguments += ["--method", name]
+    shown = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"})
+    assert shown.exit_code == 0, shown.output
+    table = shown.output[shown.output.index("method") :]
+    for method in chosen.values():
+        assert re.search(rf"^ +{method.__name__} .*\d", table, re.MULTILINE), method
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert [r["method"] for r in written["results"]] == [method.__name__ for method in chosen.values()]
+    assert written["command"].startswith("acclimate compare --severity 4 --images 8")
+
+
+def test_an_episodic_method_is_probed_once() -> None:
+    clean = Domain("clean", [(x, torch.zeros(len(x), dtype=torch.long)) for x in stream(1, size=2, seed=900)])
+    result = evaluate(MEMO(make("bn"), views=2), scenario(), clean=clean)
+    assert {d.clean_accuracy for d in result.domains} == {result.clean_before}
 
 
 def test_the_other_commands(tmp_path: Path) -> None:
