@@ -45,14 +45,15 @@ def test_every_method_has_a_row_and_a_page() -> None:
             assert f"**{heading}.**" in page, (row[1], heading)
 
 
-def test_the_readme_tables_are_the_committed_results() -> None:
-    committed = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text())
+@pytest.mark.parametrize("name", ["demo", "compare"])
+def test_the_readme_tables_are_the_committed_results(name: str) -> None:
+    committed = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
     results = [Result.from_dict(r) for r in committed["results"]]
     networks = {r.network for r in results}
     assert networks == {"SmallResNet", "SmallViT"}
     for network in networks:
         assert markdown([r for r in results if r.network == network]) in README
-    assert committed["command"].startswith("acclimate demo")
+    assert committed["command"].startswith(f"acclimate {name}")
     assert all(r.origin["commit"] for r in results)
 
 

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from .evaluate import Result
-from .methods import METHODS
 from .metrics import Calibration
 
 __all__ = ["accuracy_along", "accuracy_along_all", "examples", "forgetting", "reliability"]
@@ -30,13 +29,26 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "svg.fonttype": "none",
 }
-_COLOURS = ("#8a8f98", "#4c78a8", "#e07b39", "#b279a2", "#54a24b", "#eeca3b", "#d64550", "#72b7b2", "#9d755d")
+_COLOURS = {
+    "Source": "#8a8f98",
+    "BNAdapt": "#4c78a8",
+    "Tent": "#e07b39",
+    "MEMO": "#72b7b2",
+    "CoTTA": "#9d755d",
+    "SAR": "#2f4b7c",
+    "ROID": "#f28cb1",
+    "RDumb": "#7a9a01",
+    "TEA": "#6b4c9a",
+    "ETA": "#b279a2",
+    "EATA": "#54a24b",
+    "ETAC": "#eeca3b",
+    "EATAC": "#d64550",
+}
 
 
 def _colour(result: Result) -> str:
     """A method's own, the same in every figure."""
-    names = [method.__name__ for method in METHODS.values()]
-    return _COLOURS[names.index(result.method) % len(_COLOURS)] if result.method in names else "#222222"
+    return _COLOURS.get(result.method, "#222222")
 
 
 def _axes(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
@@ -83,10 +95,13 @@ def forgetting(results: Sequence[Result]) -> Figure:
 
 
 @mpl.rc_context(_STYLE)
-def reliability(results: Sequence[Result]) -> Figure:
+def reliability(results: Sequence[Result], columns: int = 7) -> Figure:
     """How often predictions of each confidence are right; on the diagonal, confidence means what it says."""
-    figure, axes = _axes(1.9 * len(results), 2.5, len(results))
-    for ax, result in zip(axes, results, strict=True):
+    columns = min(columns, len(results))
+    lines = -(-len(results) // columns)
+    figure = Figure(figsize=(1.9 * columns, 2.5 * lines), layout="constrained")
+    for place, result in enumerate(results):
+        ax = figure.add_subplot(lines, columns, place + 1)
         total = sum((_meter(result, i) for i in range(len(result.domains))), Calibration())
         seen = total.count > 0
         width = 1 / len(total.count)
@@ -94,9 +109,12 @@ def reliability(results: Sequence[Result]) -> Figure:
         share = [float(a / b) if s else 0.0 for a, b, s in zip(total.correct, total.count, seen, strict=True)]
         ax.bar(centres, share, width=0.92 * width, color=_colour(result), alpha=0.85)
         ax.plot([0, 1], [0, 1], "--", color="#444", lw=1)
-        ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="confidence")
+        ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
         ax.set_title(f"{result.method}\nECE {100 * result.ece:.1f}", fontsize=10)
-    axes[0].set_ylabel("accuracy")
+        if place % columns == 0:
+            ax.set_ylabel("accuracy")
+        if place + columns >= len(results):
+            ax.set_xlabel("confidence")
     return figure
 
 
