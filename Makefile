@@ -36,6 +36,7 @@ $(VENV)/.made:
 $(VENV)/.%: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "installing acclimate[$*] into $(VENV): a few minutes the first time ..."
 	@$(PIP) install -c constraints.txt -e '.[$*]'
+	@if [ $* = dev ]; then $(PIP) install -c constraints.txt --no-deps imagecorruptions-imaug; fi  # its OpenCV needs libGL
 	@touch $@
 
 clean: ## remove the virtual environment and caches

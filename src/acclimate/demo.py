@@ -11,7 +11,7 @@ import torch
 
 from . import figures, report
 from .adapter import Adapter
-from .data.corruptions import CORRUPTIONS, corrupt
+from .data.corruptions import corrupt
 from .data.digits import load_digits
 from .evaluate import Result
 from .methods import METHODS
@@ -49,7 +49,20 @@ class Demo:
     seed: int = 0
     device: str = "cpu"
 
-    corruptions = tuple(CORRUPTIONS)
+    corruptions = (
+        "gaussian_noise",
+        "shot_noise",
+        "impulse_noise",
+        "defocus_blur",
+        "motion_blur",
+        "zoom_blur",
+        "fog",
+        "brightness",
+        "contrast",
+        "pixelate",
+        "speckle_noise",
+        "gaussian_blur",
+    )
 
     def domains(self) -> Iterator[Domain]:
         """The stream as it is made: the same digits under each corruption."""

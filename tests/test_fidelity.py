@@ -1,0 +1,38 @@
+"""Each corruption beside that of imagecorruptions, family by family and severity by severity, on real digits."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from acclimate.data.corruptions import CORRUPTIONS
+from benchmarks.corruptions import Likeness, likeness
+
+pytest.importorskip(
+    "imagecorruptions", reason="the reference is not there: make test installs it", exc_type=ImportError
+)
+
+DIGITS = 200
+
+
+@functools.cache
+def alike(family: str, severity: int) -> Likeness:
+    return likeness(family, severity, DIGITS)
+
+
+@pytest.mark.parametrize("severity", range(1, 6))
+@pytest.mark.parametrize("family", CORRUPTIONS)
+def test_pixels_are_alike(family: str, severity: int) -> None:
+    seen = alike(family, severity)
+    ice = family == "frost"  # made, where the reference has photographs
+    assert seen.psnr[1] == pytest.approx(seen.psnr[0], abs={"frost": 1.5, "spatter": 1.0}.get(family, 0.6))
+    assert seen.mean[1] == pytest.approx(seen.mean[0], abs=0.04 if ice else 0.015)
+    assert seen.deviation[1] == pytest.approx(seen.deviation[0], abs=0.02 if ice else 0.012)
+
+
+@pytest.mark.parametrize("family", CORRUPTIONS)
+def test_a_trained_network_finds_them_as_hard(family: str) -> None:
+    """Over five severities of 200 digits chance alone makes a point or two."""
+    theirs, ours = (sum(alike(family, s).accuracy[i] for s in range(1, 6)) / 5 for i in (0, 1))
+    assert ours == pytest.approx(theirs, abs=0.1 if family == "frost" else 0.04)
