@@ -68,19 +68,16 @@ def test_randomness_comes_from_the_generator_alone(name: str) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+NOT_MONOTONE = {"fog", "pixelate", "glass_blur", "frost", "saturate"}  # the published parameters, in the mean square
+
+
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_a_higher_severity_is_further_from_the_image(name: str) -> None:
     x = pictures(48, size=(64, 64))
     distance = [float((corrupt(x, name, severity, seeded()) - x).square().mean()) for severity in range(1, 6)]
-    if name not in (
-        "fog",
-        "pixelate",
-        "glass_blur",
-        "frost",
-        "saturate",
-    ):  # published parameters that are not monotone in the mean square
+    if name not in NOT_MONOTONE:
         assert distance == sorted(distance)
-    assert distance[4] > 1.3 * distance[0]
+    assert name == "saturate" or distance[4] > 1.3 * distance[0]  # whose first levels take colour away
 
 
 @pytest.mark.parametrize(("severity", "sigma"), list(enumerate((0.08, 0.12, 0.18, 0.26, 0.38), 1)))
