@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
 import pytest
 import torch
 from networks import make, stream
+from torch import Tensor
 from typer.testing import CliRunner
 
 from acclimate import ETA, MEMO, METHODS, Source, Tent, __version__
 from acclimate.cli import app
 from acclimate.evaluate import evaluate, run
-from acclimate.metrics import Calibration
+from acclimate.metrics import Meter
 from acclimate.stream import Domain, Scenario
 
 
@@ -24,7 +26,7 @@ def test_calibration_against_torchmetrics() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(2000, 7, generator=generator)
     targets = torch.randint(7, (2000,), generator=generator)
-    meter = Calibration()
+    meter = Meter()
     for z, y in zip(logits.split(64), targets.split(64), strict=True):
         meter.update(z, y)
     assert meter.accuracy == pytest.approx(float(multiclass_accuracy(logits, targets, 7, average="micro")))
@@ -35,30 +37,84 @@ def test_calibration_against_torchmetrics() -> None:
 
 def test_calibration_by_hand() -> None:
     """Two predictions of 0.8, one right: |0.5 − 0.8| = 0.3; one of 0.6, right: 0.4. ECE = ⅔·0.3 + ⅓·0.4."""
-    meter = Calibration(bins=10)
+    meter = Meter()
     p = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.6, 0.4]], dtype=torch.float64)
     meter.update(p.log(), torch.tensor([0, 1, 0]))
     assert meter.ece == pytest.approx(2 / 3 * 0.3 + 1 / 3 * 0.4)
     assert meter.accuracy == pytest.approx(2 / 3)
+    assert meter.nll == pytest.approx(-(math.log(0.8) + math.log(0.2) + math.log(0.6)) / 3)
+    assert meter.brier == pytest.approx((2 * 0.04 + 2 * 0.64 + 2 * 0.16) / 3)
 
 
 def test_bins_are_closed_on_the_right() -> None:
-    meter = Calibration(bins=4)
-    meter.update(
-        torch.tensor([[0.5, 0.5], [0.75, 0.25], [1.0, 0.0]], dtype=torch.float64).log().clamp(min=-800), torch.zeros(3)
+    meter = Meter()
+    p = torch.tensor([0.6, 0.6000001, 2 / 3, 1.0], dtype=torch.float64)  # 9/15 and 10/15 belong below
+    meter.update(torch.stack([p, 1 - p], 1).log().clamp(min=-800), torch.zeros(4))
+    assert meter.bins[0].nonzero().flatten().tolist() == [8, 9, 14]
+    assert meter.bins[0][9] == 2
+
+
+def predictions(count: int = 3000) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    logits = 3 * torch.randn(count, 5, generator=generator, dtype=torch.float64)
+    return logits, torch.where(
+        torch.rand(count, generator=generator) < 0.7,
+        logits.argmax(1),
+        torch.randint(5, (count,), generator=generator),
     )
-    assert meter.count.tolist() == [0, 1, 1, 1]
 
 
-def test_pixels_count_one_by_one() -> None:
-    meter = Calibration()
-    meter.update(torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)), torch.zeros(2, 4, 5))
-    assert meter.count.sum() == 40
+def test_the_other_metrics_by_their_definitions() -> None:
+    """Over sorted predictions, which the meter does not keep."""
+    logits, y = predictions()
+    meter = Meter()
+    for z, t in zip(logits.split(100), y.split(100), strict=True):
+        meter.update(z, t)
+    p = logits.softmax(1)
+    sure, predicted = p.max(1)
+    right = (predicted == y).double()
+    assert meter.nll == pytest.approx(float(-p.log()[torch.arange(len(y)), y].mean()))
+    one_hot = torch.nn.functional.one_hot(y, 5)
+    assert meter.brier == pytest.approx(float((p - one_hot).square().sum(1).mean()))
+    order = sure.argsort(descending=True)
+    risk = (1 - right[order]).cumsum(0) / torch.arange(1, len(y) + 1)
+    assert meter.aurc == pytest.approx(float(risk.mean()), rel=5e-3)
+    groups = order.flip(0).split(len(y) // 15)
+    adaptive = sum(float((right[g] - sure[g]).sum().abs()) for g in groups) / len(y)
+    assert meter.adaptive_ece == pytest.approx(adaptive, abs=2e-4)
+
+
+def test_metrics_of_the_certain() -> None:
+    """Everything in the last bin of certainty: still told apart, and finite."""
+    z = torch.tensor([[40.0, 0.0], [60.0, 0.0], [50.0, 0.0], [45.0, 0.0]])
+    meter = Meter()
+    meter.update(z, torch.tensor([0, 0, 0, 1]))
+    assert meter.accuracy == 0.75
+    assert all(math.isfinite(value) for value in meter.as_dict().values())
+    assert meter.nll == pytest.approx(45 / 4)
+
+
+def test_meters_add_up_and_go_through_a_file() -> None:
+    logits, y = predictions()
+    whole, first, second = Meter(), Meter(), Meter()
+    whole.update(logits, y)
+    first.update(logits[:1000], y[:1000])
+    first = Meter.from_state(json.loads(json.dumps(first.state())))
+    second.update(logits[1000:], y[1000:])
+    assert (first + second).as_dict() == pytest.approx(whole.as_dict())
+
+
+def test_pixels_count_one_by_one_and_some_not_at_all() -> None:
+    meter = Meter()
+    y = torch.zeros(2, 4, 5)
+    y[0, 0] = 255
+    meter.update(torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)), y, ignore=255)
+    assert meter.total == 35
 
 
 def scenario(resets: bool = False) -> Scenario:
     batches = [(x, torch.zeros(len(x), dtype=torch.long)) for x in stream(6)]
-    return Scenario("test", [Domain("one", batches[:3]), Domain("two", batches[3:])], resets)
+    return Scenario("test", [Domain("one", batches[:3]), Domain("two", batches[3:])], "domain" if resets else "never")
 
 
 def test_run_is_the_plain_loop() -> None:

@@ -105,7 +105,7 @@ class Demo:
             f"other at severity {self.severity}, {self.images:,} digits each, and never start over. Each method "
             "predicts a batch, then learns from it, without labels."
         )
-        pictures = [(domain.name, next(iter(domain.batches))[0][:8]) for domain in domains]
+        pictures = [(domain.name, next(iter(domain.on("cpu")))[0][:8]) for domain in domains]
         sections = [_section(title, [r for r in results if r.network == name]) for name, title in TITLES.items()]
         sections = [section for section in sections if section.results]
         seen = Section("What the networks see", [], [("Eight digits of each corruption.", figures.examples(pictures))])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
@@ -16,11 +17,16 @@ from torch import Tensor
 
 from ._version import __version__
 from .adapter import Adapter
-from .metrics import Calibration
+from .metrics import Meter
 from .passes import Step
-from .stream import Domain, Scenario
+from .stream import Scenario, Stream
 
-__all__ = ["DomainResult", "Moment", "Result", "accuracy_of", "evaluate", "origin", "run"]
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+__all__ = ["DomainResult", "Moment", "Result", "accuracy_of", "evaluate", "origin", "peak_memory", "run"]
 
 
 @dataclass(frozen=True)
@@ -36,10 +42,12 @@ class Moment:
 def run(adapter: Adapter, scenario: Scenario) -> Iterator[Moment]:
     """The whole loop: predict and learn, batch after batch; reset where the scenario says so."""
     for domain in scenario.domains:
-        if scenario.resets:
+        if scenario.resets == "domain":
             adapter.reset()
-        for x, targets in domain.batches:
-            logits = adapter(x.to(adapter.device))
+        for x, targets in domain.on(adapter.device):
+            if scenario.resets == "batch":
+                adapter.reset()
+            logits = adapter(x)
             yield Moment(domain.name, logits, targets, adapter.last)
 
 
@@ -59,6 +67,15 @@ class DomainResult:
     seconds: float
     clean_accuracy: float | None = None
     """After this domain, on the clean probe."""
+    adaptive_ece: float | None = None
+    nll: float | None = None
+    brier: float | None = None
+    aurc: float | None = None
+    images: int | None = None
+    kept: float | None = None
+    """The share of samples learned from."""
+    memory: float | None = None
+    """The peak so far, in MB: of the GPU, or of the process."""
 
 
 @dataclass
@@ -117,10 +134,10 @@ class Result:
         return {**asdict(self), **averages, **passes}
 
 
-def accuracy_of(adapter: Adapter, domain: Domain) -> float:
+def accuracy_of(adapter: Adapter, domain: Stream) -> float:
     """Accuracy on a domain of an adapter that adapts to it, too; the adapter is then put back as it was."""
     snapshot = adapter.snapshot()
-    meter = Calibration()
+    meter = Meter()
     for moment in run(adapter, Scenario(domain.name, [domain])):
         meter.update(moment.logits, moment.targets)
     adapter.restore(snapshot)
@@ -131,20 +148,24 @@ def evaluate(
     adapter: Adapter,
     scenario: Scenario,
     *,
-    clean: Domain | None = None,
+    clean: Stream | None = None,
     on_batch: Callable[[Moment, float], None] | None = None,
+    on_domain: Callable[[Result], None] | None = None,
+    so_far: Result | None = None,
 ) -> Result:
     """Measure a run domain by domain.
 
     With `clean`, a probe from a snapshot before the stream and after each domain shows forgetting and leaves the
-    stream untouched. `on_batch` gets each moment and the domain's accuracy so far.
+    stream untouched. `on_batch` gets each moment and the domain's accuracy so far, `on_domain` the result up to then.
+    A run that stopped goes on from what it had `so_far`, with the adapter as it was then.
     """
-    before = None if clean is None else accuracy_of(adapter, clean)
 
     def probe() -> float | None:
-        return before if clean is None or adapter.episodic else accuracy_of(adapter, clean)
+        return None if clean is None else accuracy_of(adapter, clean)
 
-    result = Result(
+    before = so_far.clean_before if so_far else probe()
+
+    result = so_far or Result(
         method=type(adapter).__name__,
         network=type(adapter.model).__name__,
         call=repr(adapter),
@@ -153,35 +174,63 @@ def evaluate(
         clean_before=before,
         origin={**origin(adapter.device), "model": adapter.fingerprint()},
     )
-    for domain in scenario.domains:
-        meter = Calibration()
-        forwards = backwards = in_graph = 0
-        spent, since = 0.0, time.perf_counter()
-        for moment in run(adapter, Scenario(scenario.name, [domain], scenario.resets)):
-            meter.update(moment.logits, moment.targets)
-            forwards += moment.step.forwards
-            backwards += int(moment.step.backwards)
-            in_graph += moment.step.in_graph
-            spent += time.perf_counter() - since
-            if on_batch is not None:
-                on_batch(moment, meter.accuracy)
-            since = time.perf_counter()
-        result.domains.append(
-            DomainResult(
-                name=domain.name,
-                accuracy=meter.accuracy,
-                ece=meter.ece,
-                count=meter.count.tolist(),
-                confident=meter.confident.tolist(),
-                correct=meter.correct.tolist(),
-                forwards=forwards,
-                backwards=backwards,
-                in_graph=in_graph,
-                seconds=spent,
-                clean_accuracy=probe(),
-            )
-        )
+    for domain in scenario.domains[len(result.domains) :]:
+        result.domains.append(_measure(adapter, Scenario(scenario.name, [domain], scenario.resets), on_batch))
+        result.domains[-1].clean_accuracy = before if adapter.episodic else probe()
+        if on_domain is not None:
+            on_domain(result)
     return result
+
+
+def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, float], None] | None) -> DomainResult:
+    """One domain. Counts stay on the device until it is over."""
+    device = adapter.device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    meter = Meter()
+    images = forwards = in_graph = 0
+    backwards, kept = torch.zeros((), device=device), torch.zeros((), device=device)
+    spent, since = 0.0, time.perf_counter()
+    for moment in run(adapter, scenario):
+        step = moment.step
+        meter.update(moment.logits, moment.targets)
+        images += step.size
+        forwards += step.forwards
+        in_graph += step.in_graph
+        backwards += step.backwards
+        kept += step.size * step.kept.float().mean() if step.kept is not None else step.size * step.updated
+        if on_batch is not None:
+            spent += time.perf_counter() - since
+            on_batch(moment, meter.accuracy)
+            since = time.perf_counter()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    spent += time.perf_counter() - since
+    count, confident, correct = meter.bins.tolist()
+    return DomainResult(
+        name=scenario.domains[0].name,
+        **meter.as_dict(),
+        count=count,
+        confident=confident,
+        correct=correct,
+        images=images,
+        forwards=forwards,
+        backwards=int(backwards),
+        in_graph=in_graph,
+        kept=float(kept) / max(images, 1),
+        seconds=spent,
+        memory=peak_memory(device),
+    )
+
+
+def peak_memory(device: torch.device) -> float:
+    """The most memory that was in use, in MB: of the GPU, or of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    if resource is None:
+        return float("nan")
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 def origin(device: torch.device) -> dict[str, str | None]:

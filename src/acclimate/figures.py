@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from .evaluate import Result
-from .metrics import Calibration
 
 __all__ = ["accuracy_along", "accuracy_along_all", "examples", "forgetting", "reliability"]
 
@@ -102,11 +101,12 @@ def reliability(results: Sequence[Result], columns: int = 7) -> Figure:
     figure = Figure(figsize=(1.9 * columns, 2.5 * lines), layout="constrained")
     for place, result in enumerate(results):
         ax = figure.add_subplot(lines, columns, place + 1)
-        total = sum((_meter(result, i) for i in range(len(result.domains))), Calibration())
-        seen = total.count > 0
-        width = 1 / len(total.count)
-        centres = [width * (i + 0.5) for i in range(len(total.count))]
-        share = [float(a / b) if s else 0.0 for a, b, s in zip(total.correct, total.count, seen, strict=True)]
+        count, correct = (
+            torch.tensor([getattr(domain, name) for domain in result.domains]).sum(0) for name in ("count", "correct")
+        )
+        width = 1 / len(count)
+        centres = [width * (i + 0.5) for i in range(len(count))]
+        share = (correct / count.clamp(min=1)).tolist()
         ax.bar(centres, share, width=0.92 * width, color=_colour(result), alpha=0.85)
         ax.plot([0, 1], [0, 1], "--", color="#444", lw=1)
         ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
@@ -131,11 +131,3 @@ def examples(pictures: Sequence[tuple[str, Tensor]], gap: int = 2) -> Figure:
     ax.set_yticks(middles, [name.replace("_", " ") for name, _ in pictures])
     ax.tick_params(length=0)
     return figure
-
-
-def _meter(result: Result, index: int) -> Calibration:
-    domain = result.domains[index]
-    meter = Calibration(len(domain.count))
-    for name in ("count", "confident", "correct"):
-        getattr(meter, name).copy_(getattr(meter, name).new_tensor(getattr(domain, name)))
-    return meter

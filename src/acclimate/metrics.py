@@ -1,13 +1,22 @@
-"""Streaming metrics: a few numbers a bin, however long the stream."""
+"""Streaming metrics: a few numbers a bin, however long the stream, and no look at the device until one is read."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .functional import confidence
+__all__ = ["BINS", "Meter", "calibration_error"]
 
-__all__ = ["Calibration", "calibration_error"]
+BINS = 15
+"""Of the expected calibration error."""
+
+_UNIFORM = 40 * BINS
+_EDGES = torch.cat(
+    [torch.arange(1, _UNIFORM, dtype=torch.float64) / _UNIFORM, 1 - torch.logspace(-3, -9, 200, dtype=torch.float64)]
+).sort()[0]
+"""Between the fine bins of confidence: even ones, which the fifteen are made of, and ever more towards certainty."""
 
 
 def calibration_error(count: Tensor, confident: Tensor, correct: Tensor) -> Tensor:
@@ -15,41 +24,118 @@ def calibration_error(count: Tensor, confident: Tensor, correct: Tensor) -> Tens
     return (correct - confident).abs().sum() / count.sum()
 
 
-class Calibration:
-    """Accuracy and expected calibration error over everything seen: equal-width bins (lo, hi] of the confidence.
+class Meter:
+    """What predictions were worth over everything seen: right, calibrated, likely, and sure where it counts.
 
-    Over the whole stream, never a mean of batches' errors: that is far too large even for a calibrated network.
+    ECE is over the whole stream, in equal-width bins (lo, hi], never a mean of batches' errors: that is far too large
+    even for a calibrated network.
     """
 
-    def __init__(self, bins: int = 15) -> None:
-        self.edges = torch.linspace(0, 1, bins + 1)
-        self.count, self.confident, self.correct = torch.zeros(3, bins, dtype=torch.float64)
+    def __init__(self) -> None:
+        self.fine = torch.zeros(3, len(_EDGES) + 1, dtype=torch.float64)
+        """Counts, and sums of confidence and of right predictions, a fine bin of confidence."""
+        self.sums = torch.zeros(2, dtype=torch.float64)
+        """Of −log p_y and of the Brier score."""
 
-    def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Take in a batch of (B, C) logits, or (B, C, H, W) with a label a pixel."""
-        sure = confidence(logits).flatten().cpu()
-        right = (logits.argmax(1).cpu() == targets.cpu()).flatten().double()
-        index = torch.bucketize(sure, self.edges[1:-1])  # right-closed bins
-        self.count.index_add_(0, index, torch.ones_like(right))
-        self.confident.index_add_(0, index, sure.double())
-        self.correct.index_add_(0, index, right)
+    @torch.no_grad()
+    def update(self, logits: Tensor, targets: Tensor, ignore: int = -1) -> None:
+        """Take in a batch of (B, C) logits, or (B, C, H, W) with a label a pixel; targets equal to `ignore` are not."""
+        self._move(logits.device)
+        flat = logits.movedim(1, -1).flatten(0, -2) if logits.dim() > 2 else logits
+        y = targets.to(logits.device, non_blocking=True).flatten().long()
+        counted = (y != ignore).double()
+        y = y.masked_fill(y == ignore, 0)
+        log_p = flat.double().log_softmax(1)
+        p = log_p.exp()
+        sure, predicted = p.max(1)
+        right = (predicted == y).double()
+        own = log_p.gather(1, y[:, None])[:, 0]
+        index = torch.bucketize(sure, _EDGES.to(sure.device))  # right-closed
+        for row, values in zip(self.fine, (torch.ones_like(sure), sure, right), strict=True):
+            row.index_add_(0, index, counted * values)
+        brier = p.square().sum(1) - 2 * own.exp() + 1
+        self.sums += torch.stack([(counted * -own).sum(), (counted * brier).sum()])
+
+    def _move(self, device: torch.device) -> None:
+        if self.fine.device != device:
+            self.fine, self.sums = self.fine.to(device), self.sums.to(device)
+
+    @property
+    def total(self) -> float:
+        """How many predictions were seen."""
+        return float(self.fine[0].sum())
+
+    @property
+    def bins(self) -> Tensor:
+        """Counts, sums of confidence and of right predictions in fifteen equal bins: (3, 15)."""
+        fine = self.fine.cpu()
+        upper = torch.cat([_EDGES, _EDGES.new_ones(1)])
+        coarse = torch.bucketize(upper, torch.arange(1, BINS, dtype=torch.float64) / BINS + 1e-12)
+        return torch.zeros(3, BINS, dtype=torch.float64).index_add_(1, coarse, fine)
 
     @property
     def accuracy(self) -> float:
         """Share of right predictions."""
-        return float(self.correct.sum() / self.count.sum())
+        return float(self.fine[2].sum() / self.fine[0].sum())
 
     @property
     def ece(self) -> float:
-        """Expected calibration error."""
-        return float(calibration_error(self.count, self.confident, self.correct))
+        """Expected calibration error, fifteen equal-width bins."""
+        return float(calibration_error(*self.bins))
 
-    def __add__(self, other: Calibration) -> Calibration:
-        total = Calibration(len(self.count))
-        total.count, total.confident, total.correct = (
-            a + b
-            for a, b in zip(
-                (self.count, self.confident, self.correct), (other.count, other.confident, other.correct), strict=True
-            )
-        )
-        return total
+    @property
+    def adaptive_ece(self) -> float:
+        """The same over fifteen bins of equally many predictions; one that straddles a border is shared out."""
+        count, confident, correct = self.fine.cpu()
+        total = count.sum()
+        reached = torch.cat([count.new_zeros(1), count.cumsum(0)])
+        borders = torch.arange(BINS + 1, dtype=torch.float64) * total / BINS
+        overlap = torch.minimum(reached[1:], borders[1:, None]) - torch.maximum(reached[:-1], borders[:-1, None])
+        share = overlap.clamp(min=0) / count.clamp(min=1e-12)
+        return float(((share * (correct - confident)).sum(1).abs().sum()) / total)
+
+    @property
+    def nll(self) -> float:
+        """Mean −log p of the true class."""
+        return float(self.sums[0] / self.fine[0].sum())
+
+    @property
+    def brier(self) -> float:
+        """Mean squared distance between the prediction and the one-hot truth."""
+        return float(self.sums[1] / self.fine[0].sum())
+
+    @property
+    def aurc(self) -> float:
+        """Area under the risk–coverage curve: the mean error rate among the surest predictions, for all shares of them.
+
+        Within a fine bin errors count as spread evenly.
+        """
+        count, _, correct = self.fine.cpu().flip(1)
+        wrong = count - correct
+        before, errors = count.cumsum(0) - count, wrong.cumsum(0) - wrong
+        rate = wrong / count.clamp(min=1e-12)
+        harmonic = torch.digamma(before + count + 1) - torch.digamma(before + 1)  # Σ 1/(before + j)
+        area = rate * count + (errors - rate * before) * harmonic
+        return float(area.sum() / count.sum())
+
+    def as_dict(self) -> dict[str, float]:
+        """All of them, by name."""
+        names = ("accuracy", "ece", "adaptive_ece", "nll", "brier", "aurc")
+        return {name: getattr(self, name) for name in names}
+
+    def state(self) -> dict[str, Any]:
+        """For a file, from which `Meter.from_state` goes on."""
+        return {"fine": self.fine.tolist(), "sums": self.sums.tolist()}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Meter:
+        """The reverse of `state`."""
+        meter = cls()
+        meter.fine = torch.tensor(state["fine"], dtype=torch.float64)
+        meter.sums = torch.tensor(state["sums"], dtype=torch.float64)
+        return meter
+
+    def __add__(self, other: Meter) -> Meter:
+        both = Meter()
+        both.fine, both.sums = self.fine.cpu() + other.fine.cpu(), self.sums.cpu() + other.sums.cpu()
+        return both

@@ -1,14 +1,33 @@
-"""What arrives, in which order, and when to start over. A scenario is data: anyone can loop over it."""
+"""What arrives, in which order, and when to start over. A scenario is data: anyone can loop over it.
+
+for domain in scenario.domains:
+    for x, y in domain.on("cuda"):
+        ...
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
-from torch import Tensor
+import torch
+from torch import Generator, Tensor
+from torch.utils.data import DataLoader, Dataset
 
-__all__ = ["Batches", "Domain", "Scenario"]
+__all__ = ["Batches", "Change", "Domain", "Drawn", "ImageSet", "Part", "Scenario", "Stream"]
+
+Change: TypeAlias = Callable[[Tensor, Generator], Tensor]
+"""What is done to images on the device, such as a corruption."""
+
+
+class ImageSet(Protocol):
+    """Images as uint8 (C, H, W), or floating point in [0, 1], each with its label."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]: ...
+
+    def __len__(self) -> int: ...
 
 
 class Batches(Protocol):
@@ -19,27 +38,123 @@ class Batches(Protocol):
     def __len__(self) -> int: ...
 
 
+class Stream(Protocol):
+    """A named part of a scenario."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in tables."""
+        ...
+
+    def on(self, device: torch.device | str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Its batches: images in floating point on a device, and their labels."""
+        ...
+
+    def __len__(self) -> int:
+        """How many batches."""
+        ...
+
+
 @dataclass(frozen=True)
 class Domain:
-    """A named part of a stream."""
+    """A domain out of batches that are there already."""
 
     name: str
     batches: Batches
 
     @classmethod
     def of(cls, name: str, x: Tensor, y: Tensor, batch_size: int = 64) -> Domain:
-        """A domain out of tensors."""
+        """Out of tensors."""
         starts = range(0, len(x), batch_size)
         return cls(name, [(x[i : i + batch_size], y[i : i + batch_size]) for i in starts])
+
+    def on(self, device: torch.device | str) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches, images moved."""
+        for x, y in self.batches:
+            yield _floating(x.to(device)), y
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Images, and what is done to them on the fly."""
+
+    images: ImageSet
+    change: Change | None = None
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A domain drawn from parts in a given order; images are read by workers, moved as bytes and changed on the device.
+
+    What a change draws depends on `seed`, the domain and the batch alone, so that any batch can be made again.
+    """
+
+    name: str
+    parts: Sequence[Part]
+    picks: Sequence[tuple[int, int]]
+    """Which part and which of its images, in order."""
+    batch_size: int = 64
+    seed: int = 0
+    workers: int = 0
+
+    def on(self, device: torch.device | str) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches, read as they are asked for."""
+        device = torch.device(device)
+        loader = DataLoader(
+            _Picked(self.parts, self.picks),
+            batch_size=self.batch_size,
+            num_workers=self.workers,
+            pin_memory=device.type == "cuda",
+            persistent_workers=False,
+        )
+        for index, (x, y, part) in enumerate(loader):
+            moved = _floating(x.to(device, non_blocking=True))
+            chosen = part.tolist()
+            for number in sorted(set(chosen)):
+                change = self.parts[number].change
+                if change is not None:
+                    generator = Generator(device).manual_seed(self._seed(index, number))
+                    rows = [row for row, own in enumerate(chosen) if own == number]
+                    if len(rows) == len(chosen):
+                        moved = change(moved, generator)
+                    else:
+                        moved[rows] = change(moved[rows], generator)
+            yield moved, y
+
+    def _seed(self, batch: int, part: int) -> int:
+        return zlib.crc32(f"{self.seed} {self.name} {batch} {part}".encode())
+
+    def __len__(self) -> int:
+        return -(-len(self.picks) // self.batch_size)
+
+
+class _Picked(Dataset[tuple[Tensor, int, int]]):
+    def __init__(self, parts: Sequence[Part], picks: Sequence[tuple[int, int]]) -> None:
+        self.parts, self.picks = parts, picks
+
+    def __len__(self) -> int:
+        return len(self.picks)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int, int]:
+        part, image = self.picks[index]
+        x, y = self.parts[part].images[image]
+        return x, y, part
+
+
+def _floating(x: Tensor) -> Tensor:
+    return x if x.is_floating_point() else x.float().div_(255)
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Domains in order. With `resets` adapters start each from the source (single-domain), else never (lifelong)."""
+    """Domains in order; adapters start from the source `"never"`, with each `"domain"`, or with each `"batch"`."""
 
     name: str
-    domains: Sequence[Domain]
-    resets: bool = False
+    domains: Sequence[Stream]
+    resets: Literal["never", "domain", "batch"] = "never"
 
     def __len__(self) -> int:
-        return sum(len(domain.batches) for domain in self.domains)
+        return sum(len(domain) for domain in self.domains)
