@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import io
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from string import Template
 from matplotlib.figure import Figure
 
 from .evaluate import Result
+from .files import write_text
 
 __all__ = ["COLUMNS", "Section", "markdown", "rows", "write_html", "write_json"]
 
@@ -50,7 +50,7 @@ def markdown(results: Sequence[Result]) -> str:
 def write_json(path: Path, results: Sequence[Result], command: str) -> None:
     """Everything measured, with its origin and the command that measures it again. Whole or not at all."""
     text = json.dumps({"command": command, "results": [r.as_dict() for r in results]}, indent=1)
-    _write(path, text + "\n")
+    write_text(path, text + "\n")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def write_html(path: Path, title: str, lead: str, sections: Sequence[Section]) -
         calls=calls,
         origin=html.escape(origin),
     )
-    _write(path, page)
+    write_text(path, page)
 
 
 def _html(section: Section) -> str:
@@ -94,13 +94,6 @@ def _svg(figure: Figure) -> str:
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     return text[text.index("<svg") :]
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 _PAGE = """<!doctype html>

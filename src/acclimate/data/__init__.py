@@ -1,1 +1,88 @@
-"""Data: corruptions made on the fly, and the demo's digits."""
+"""Data: corruptions, digits, ImageNet and its shifted versions, CIFAR-C, any folder; each by one name.
+
+suite = open_suite("imagenet-c:/data/ImageNet-C")
+suite = open_suite("digits")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .folders import DataError, ImageFolder, Preprocess, Tensors
+
+__all__ = ["SUITES", "DataError", "open_suite"]
+
+
+def _digits(path: str, preprocess: Preprocess | None) -> Any:  # noqa: ARG001
+    from .digits import load_digits
+    from .on_the_fly import Corrupted
+
+    _, test = load_digits()
+    return Corrupted("digits", Tensors(test.x, test.y))
+
+
+def _imagenet(path: str, preprocess: Preprocess | None) -> Any:
+    from .imagenet import ImageNet
+    from .on_the_fly import Corrupted
+
+    return Corrupted("imagenet", ImageNet(path, preprocess).clean().images)
+
+
+def _imagenet_c(path: str, preprocess: Preprocess | None, each: int | None = None) -> Any:
+    from .imagenet import ImageNetC
+
+    root, _, clean = path.partition(",")
+    crop = None if preprocess is None else Preprocess(None, preprocess.crop)
+    return ImageNetC(root, crop, clean=clean or None, each=each)
+
+
+def _imagenet_c_5k(path: str, preprocess: Preprocess | None) -> Any:
+    return _imagenet_c(path, preprocess, each=5)
+
+
+def _imagenet_r(path: str, preprocess: Preprocess | None) -> Any:
+    from .imagenet import ImageNetR
+
+    return ImageNetR(path, preprocess)
+
+
+def _cifar10_c(path: str, preprocess: Preprocess | None) -> Any:  # noqa: ARG001
+    from .cifar import CIFARC
+
+    return CIFARC(path)
+
+
+def _cifar100_c(path: str, preprocess: Preprocess | None) -> Any:  # noqa: ARG001
+    from .cifar import CIFARC
+
+    return CIFARC(path, "cifar100-c")
+
+
+def _folder(path: str, preprocess: Preprocess | None) -> Any:
+    from .on_the_fly import Corrupted
+
+    return Corrupted("folder", ImageFolder(path, preprocess))
+
+
+SUITES: dict[str, tuple[Callable[[str, Preprocess | None], Any], str]] = {
+    "digits": (_digits, "2,000 real handwritten digits, corrupted on the fly; no path"),
+    "imagenet": (_imagenet, "imagenet:FOLDER, ImageNet's validation images, corrupted on the fly"),
+    "imagenet-c": (_imagenet_c, "imagenet-c:FOLDER[,CLEAN], the published files; CLEAN is the validation folder"),
+    "imagenet-c-5k": (_imagenet_c_5k, "the same, five fixed images of each class"),
+    "imagenet-r": (_imagenet_r, "imagenet-r:FOLDER, renditions of 200 classes"),
+    "cifar10-c": (_cifar10_c, "cifar10-c:FOLDER of .npy files"),
+    "cifar100-c": (_cifar100_c, "cifar100-c:FOLDER of .npy files"),
+    "folder": (_folder, "folder:FOLDER with a folder for each class, corrupted on the fly"),
+}
+"""Every data set by its name on the command line, and what to write."""
+
+
+def open_suite(spec: str, preprocess: Preprocess | None = None) -> Any:
+    """A suite by NAME or NAME:PATH, its images prepared as a network expects them."""
+    name, _, path = spec.partition(":")
+    if name not in SUITES:
+        raise DataError(f"no data set {name!r}: expected one of {', '.join(SUITES)}")
+    if name != "digits" and not path:
+        raise DataError(f"{name} needs a folder: {SUITES[name][1]}")
+    return SUITES[name][0](path, preprocess)

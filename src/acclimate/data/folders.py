@@ -1,0 +1,130 @@
+"""Images in class folders, root/class/image.jpg, read as bytes; and errors that say what is wrong with a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["DataError", "ImageFolder", "Preprocess", "Tensors", "class_folders", "folder", "read_image"]
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
+
+
+class DataError(ValueError):
+    """A data set that is not there, not whole, or not readable, with what to do about it."""
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """What a network expects: the shorter side resized, then the centre cut out; None leaves a step out."""
+
+    resize: int | None = None
+    crop: int | None = None
+
+
+def read_image(path: Path, preprocess: Preprocess) -> Tensor:
+    """uint8 (3, H, W)."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError("reading images needs Pillow: pip install 'acclimate[bench]'") from error
+    try:
+        with Image.open(path) as opened:
+            picture = opened.convert("RGB")
+    except (OSError, SyntaxError) as error:
+        raise DataError(f"{path} cannot be read ({error}): a broken download? Fetch it again, or remove it") from error
+    if preprocess.resize is not None:
+        width, height = picture.size
+        scale = preprocess.resize / min(width, height)
+        if scale != 1:
+            picture = picture.resize((round(width * scale), round(height * scale)), Image.Resampling.BILINEAR)
+    if preprocess.crop is not None:
+        width, height = picture.size
+        if min(width, height) < preprocess.crop:
+            raise DataError(f"{path} is {width}×{height}: too small for a crop of {preprocess.crop}")
+        left, top = (width - preprocess.crop) // 2, (height - preprocess.crop) // 2
+        picture = picture.crop((left, top, left + preprocess.crop, top + preprocess.crop))
+    return torch.from_numpy(np.array(picture)).movedim(-1, 0).contiguous()
+
+
+def folder(root: Path, what: str) -> Path:
+    """`root`, which must be there."""
+    if root.is_dir():
+        return root
+    if root.exists():
+        raise DataError(f"{what}: {root} is a file, not a folder. Unpack it, and name the folder")
+    nearest = next(parent for parent in root.parents if parent.is_dir())
+    raise DataError(f"{what}: there is no folder {root} (as far as {nearest} it exists)")
+
+
+def class_folders(root: Path, what: str, classes: int | None = None) -> list[Path]:
+    """The class folders in `root`, by name; `classes` is how many there should be."""
+    found = sorted(path for path in folder(root, what).iterdir() if path.is_dir() and not path.name.startswith("."))
+    packed = [path.name for path in root.iterdir() if path.name.endswith((".tar", ".zip", ".tgz", ".tar.gz"))]
+    if not found:
+        hint = f"{packed[0]} lies there packed: unpack it" if packed else "expected a folder for each class"
+        raise DataError(f"{what}: {root} has no class folder; {hint}")
+    if classes is not None and len(found) != classes:
+        hint = f", and {packed[0]} lies there packed" if packed else ""
+        raise DataError(
+            f"{what}: {root} has {len(found)} class folders and should have {classes}{hint}: only partly unpacked?"
+        )
+    return found
+
+
+class ImageFolder:
+    """A set of images in class folders; a class' number is its place among the folders' names."""
+
+    def __init__(
+        self,
+        root: Path | str,
+        preprocess: Preprocess | None = None,
+        *,
+        what: str = "image folder",
+        classes: int | None = None,
+        each: int | None = None,
+    ) -> None:
+        self.root, self.preprocess = Path(root), preprocess or Preprocess()
+        folders = class_folders(self.root, what, classes)
+        self.classes = [path.name for path in folders]
+        self.paths: list[Path] = []
+        self.labels: list[int] = []
+        for label, path in enumerate(folders):
+            images = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
+            if not images:
+                raise DataError(f"{what}: {path} has no image: only partly unpacked?")
+            if each is not None and len(images) != each:
+                raise DataError(
+                    f"{what}: {path} has {len(images)} images and should have {each}: only partly unpacked?"
+                )
+            self.paths += images
+            self.labels += [label] * len(images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return read_image(self.paths[index], self.preprocess), self.labels[index]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def keep(self, indices: Sequence[int]) -> ImageFolder:
+        """Only these images."""
+        self.paths, self.labels = [self.paths[i] for i in indices], [self.labels[i] for i in indices]
+        return self
+
+
+class Tensors:
+    """A set of images that are in memory."""
+
+    def __init__(self, x: Tensor, labels: Tensor) -> None:
+        self.x, self.labels = x, labels.tolist()
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.x[index], self.labels[index]
+
+    def __len__(self) -> int:
+        return len(self.x)

@@ -1,0 +1,127 @@
+"""ImageNet's validation images, ImageNet-C and ImageNet-R in their published layouts."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+from ..stream import Part
+from .corruptions import BENCHMARK, CORRUPTIONS
+from .folders import DataError, ImageFolder, Preprocess, folder
+
+__all__ = ["RENDITIONS", "ImageNet", "ImageNetC", "ImageNetR"]
+
+_RENDITIONS = """
+1 2 4 6 8 9 11 13 22 23 26 29 31 39 47 63 71 76 79 84 90 94 96 97 99 100 105 107 113 122 125 130 132 144 145 147 148
+150 151 155 160 161 162 163 171 172 178 187 195 199 203 207 208 219 231 232 234 235 242 245 247 250 251 254 259 260
+263 265 267 269 276 277 281 288 289 291 292 293 296 299 301 308 309 310 311 314 315 319 323 327 330 334 335 337 338
+340 341 344 347 353 355 361 362 365 366 367 368 372 388 390 393 397 401 407 413 414 425 428 430 435 437 441 447 448
+457 462 463 469 470 471 472 476 483 487 515 546 555 558 570 579 583 587 593 594 596 609 613 617 621 629 637 657 658
+701 717 724 763 768 774 776 779 780 787 805 812 815 820 824 833 847 852 866 875 883 889 895 907 928 931 932 933 934
+936 937 943 945 947 948 949 951 953 954 957 963 965 967 980 981 983 988
+"""
+RENDITIONS = tuple(map(int, _RENDITIONS.split()))
+"""The 200 of ImageNet's 1,000 classes that ImageNet-R has, in the order of its folders."""
+
+
+class ImageNet:
+    """The validation set in class folders, root/n01440764/….JPEG: no shift of its own, so none but `"clean"`."""
+
+    name = "imagenet"
+    shifts = ("clean",)
+    classes: tuple[int, ...] | None = None
+
+    def __init__(self, root: Path | str, preprocess: Preprocess | None = None, *, whole: bool = True) -> None:
+        self.root, self.preprocess, self.whole = Path(root), preprocess or Preprocess(256, 224), whole
+
+    def clean(self) -> Part:
+        """All of them."""
+        return Part(ImageFolder(self.root, self.preprocess, what="ImageNet", classes=1000 if self.whole else None))
+
+    def part(self, shift: str, severity: int) -> Part:  # noqa: ARG002
+        """The same."""
+        return self.clean()
+
+
+class ImageNetC:
+    """root/gaussian_noise/5/n01440764/….JPEG, the published files; `clean` is ImageNet's validation folder.
+
+    `each` takes so many images of each class: five are a fixed 5,000-image list, the same for every corruption.
+    `whole=False` does not insist on 1,000 classes of 50 images.
+    """
+
+    name = "imagenet-c"
+    classes: tuple[int, ...] | None = None
+
+    def __init__(
+        self,
+        root: Path | str,
+        preprocess: Preprocess | None = None,
+        *,
+        clean: Path | str | None = None,
+        each: int | None = None,
+        whole: bool = True,
+    ) -> None:
+        self.root, self.preprocess = Path(root), preprocess or Preprocess(None, 224)
+        self.clean_root, self.each, self.whole = clean, each, whole
+        found = {path.name for path in folder(self.root, "ImageNet-C").iterdir() if path.is_dir()}
+        self.shifts = tuple(name for name in BENCHMARK if name in found)
+        self.extra = tuple(name for name in CORRUPTIONS if name in found and name not in BENCHMARK)
+        if not self.shifts:
+            packed = sorted(path.name for path in self.root.glob("*.tar"))
+            hint = f"unpack {', '.join(packed)}" if packed else "expected folders gaussian_noise, shot_noise, …"
+            raise DataError(f"ImageNet-C: {self.root} has none of its corruptions: {hint}")
+        if whole and len(self.shifts) < len(BENCHMARK):
+            missing = [name for name in BENCHMARK if name not in found]
+            raise DataError(f"ImageNet-C: {self.root} lacks {', '.join(missing)}: not all of its archives are unpacked")
+
+    def part(self, shift: str, severity: int) -> Part:
+        """One corruption at one severity."""
+        root = self.root / shift / str(severity)
+        each = 50 if self.whole else None
+        images = ImageFolder(root, self.preprocess, what="ImageNet-C", classes=1000 if self.whole else None, each=each)
+        return Part(_a_few(images, self.each))
+
+    def clean(self) -> Part:
+        """The validation images."""
+        if self.clean_root is None:
+            raise DataError("ImageNet-C has no clean images: name ImageNet's validation folder, clean=")
+        part = ImageNet(self.clean_root, Preprocess(256, self.preprocess.crop), whole=self.whole).clean()
+        assert isinstance(part.images, ImageFolder)  # noqa: S101
+        return Part(_a_few(part.images, self.each))
+
+
+def _a_few(images: ImageFolder, each: int | None) -> ImageFolder:
+    """So many of each class, by a fixed shuffle of the files' names."""
+    if each is None:
+        return images
+    by_class: dict[int, list[int]] = {}
+    for index, label in enumerate(images.labels):
+        by_class.setdefault(label, []).append(index)
+
+    def draw(index: int) -> int:
+        return zlib.crc32(images.paths[index].stem.encode())
+
+    return images.keep([index for own in by_class.values() for index in sorted(sorted(own, key=draw)[:each])])
+
+
+class ImageNetR:
+    """root/n01443537/….jpg, 30,000 renditions of 200 classes; `classes` are their places among ImageNet's 1,000.
+
+    Labels count within the 200, as logits do that are restricted to them.
+    """
+
+    name = "imagenet-r"
+    shifts = ("renditions",)
+    classes: tuple[int, ...] | None = RENDITIONS
+
+    def __init__(self, root: Path | str, preprocess: Preprocess | None = None, *, whole: bool = True) -> None:
+        self.root, self.preprocess, self.whole = Path(root), preprocess or Preprocess(256, 224), whole
+
+    def part(self, shift: str, severity: int) -> Part:  # noqa: ARG002
+        """All of them."""
+        return Part(ImageFolder(self.root, self.preprocess, what="ImageNet-R", classes=200 if self.whole else None))
+
+    def clean(self) -> Part:
+        """There is none."""
+        raise DataError("ImageNet-R has no clean version of its images")

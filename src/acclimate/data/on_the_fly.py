@@ -1,0 +1,32 @@
+"""ImageNet-C-style corruption of any clean images, on the device, as they come: no stored copies."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Generator, Tensor
+
+from ..stream import ImageSet, Part
+from .corruptions import BENCHMARK, corrupt
+
+__all__ = ["Corrupted"]
+
+
+class Corrupted:
+    """Clean images, and the fifteen corruptions of them. Results on these are ImageNet-C-style, never ImageNet-C."""
+
+    def __init__(self, name: str, images: ImageSet, classes: tuple[int, ...] | None = None) -> None:
+        self.name, self.images, self.classes = name, images, classes
+        self.shifts = BENCHMARK
+
+    def part(self, shift: str, severity: int) -> Part:
+        """One corruption at one severity."""
+        return Part(self.images, partial(_change, shift, severity))
+
+    def clean(self) -> Part:
+        """The images as they are."""
+        return Part(self.images)
+
+
+def _change(shift: str, severity: int, x: Tensor, generator: Generator) -> Tensor:
+    return corrupt(x, shift, severity, generator)
