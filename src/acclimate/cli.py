@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ._version import __version__
 
 if TYPE_CHECKING:
     from .evaluate import Result
+    from .experiment import Run
 
 try:
     import typer
@@ -134,6 +136,171 @@ def _adapt_to_digits(
     _print_table(f"{len(domains)} corruptions of severity {severity}, {images:,} digits each, no reset", results)
     page = show.write(out, domains, results, command)
     console.print(f"\nReport: [bold]{page}[/]", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def run(
+    method: Method = None,
+    model: Annotated[str, typer.Option(help="A network: `acclimate list` shows how to name one.")] = "digits-resnet",
+    data: Annotated[str, typer.Option(help="A data set: `acclimate list` shows how to name one.")] = "digits",
+    scenario: Annotated[str, typer.Option(help="Such as lifelong, single-domain, mixed.")] = "lifelong",
+    severity: Annotated[int, typer.Option(min=1, max=5, help="Of the corruptions.")] = 5,
+    shift: Annotated[list[str] | None, typer.Option(help="A corruption; repeat for more. All, unless named.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Repeat for more than one.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
+    images: Annotated[int | None, typer.Option(min=1, help="Of each domain; all, unless given.")] = None,
+    probe: Annotated[str, typer.Option(help="Of forgetting: snapshot, readapt (the paper's), or none.")] = "snapshot",
+    preset: Annotated[str | None, typer.Option(help="resnet50 or vit-base; by the network, unless given.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Such as eata.beta=500; repeat for more.")] = None,
+    device: Device = "cpu",
+    precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "fp32",
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 0,
+    config: Annotated[Path | None, typer.Option(help="A JSON or TOML file with a plan; options override it.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the results; a run that was stopped goes on there.")] = Path(
+        "acclimate-run"
+    ),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and its cost, and stop.")] = False,
+    context: typer.Context = None,  # type: ignore[assignment]
+) -> None:
+    """Compare methods on a network and a stream; results are written as they come, and a stopped run goes on."""
+    from .experiment import Plan, Run, read_overrides
+
+    given = {
+        "methods": tuple(method) if method else None,
+        "model": model,
+        "data": data,
+        "scenario": scenario,
+        "severity": severity,
+        "shifts": tuple(shift) if shift else None,
+        "seeds": tuple(seed) if seed else None,
+        "batch_size": batch_size,
+        "images": images,
+        "probe": probe,
+        "preset": preset,
+        "device": device,
+        "precision": precision,
+        "workers": workers,
+    }
+    try:
+        content = _read_plan(config)
+        option = {"methods": "method", "shifts": "shift", "seeds": "seed"}
+        said = {
+            name: value
+            for name, value in given.items()
+            if value is not None and (name not in content or _named(context, option.get(name, name)))
+        }
+        overrides = {**content.pop("overrides", {}), **read_overrides(settings or [])}
+        plan = Plan.from_dict({**content, **said, "overrides": overrides})
+        job = Run(plan, out)
+        if dry_run:
+            _show_plan(job)
+            return
+        results = _do(job)
+    except (ValueError, ImportError, OSError) as error:
+        console.print(f"[red bold]cannot run:[/] {error}", soft_wrap=True, highlight=False)
+        raise typer.Exit(2) from error
+    _print_table(f"{plan.data}, {plan.scenario}, severity {plan.severity}", results)
+    console.print(
+        f"\nResults: [bold]{out}[/]; `acclimate table {out}` shows every domain", soft_wrap=True, highlight=False
+    )
+
+
+def _named(context: typer.Context, option: str) -> bool:
+    """Whether the user gave an option, and it is not a default."""
+    source = context.get_parameter_source(option)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _read_plan(config: Path | None) -> dict[str, Any]:
+    if config is None:
+        return {}
+    text = config.read_text()
+    if config.suffix == ".toml":
+        try:
+            import tomllib
+        except ImportError as error:
+            raise ValueError("TOML needs Python 3.11: write the plan as JSON") from error
+        return tomllib.loads(text)
+    content: dict[str, Any] = json.loads(text)
+    return content
+
+
+def _show_plan(job: Run) -> None:
+    plan = job.plan
+    scenario = job.scenario(plan.seeds[0])
+    console.print(f"[bold]network[/]   {job.network.name}, hyper-parameters of {plan.preset or job.network.family}")
+    console.print(f"[bold]data[/]      {plan.data}, severity {plan.severity}")
+    console.print(f"[bold]scenario[/]  {scenario.name}: {len(scenario.domains)} domains, {len(scenario):,} batches")
+    console.print(f"[bold]seeds[/]     {', '.join(map(str, plan.seeds))}")
+    seconds = job.estimate()
+    table = Table("method", "about", box=SIMPLE_HEAD, pad_edge=False)
+    for method, needed in seconds.items():
+        table.add_row(method, _duration(needed))
+    table.add_row("[bold]all", _duration(sum(seconds.values())))
+    console.print(table)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _do(job: Run) -> list[Result]:
+    from .evaluate import Moment
+
+    results = []
+    with _progress() as progress:
+        for each in job.plan.jobs():
+            total = len(job.scenario(each.seed))
+            task = progress.add_task(each.name, total=total, note="")
+
+            def advance(moment: Moment, accuracy: float, task: TaskID = task) -> None:
+                progress.update(task, advance=1, note=f"{moment.domain}: {100 * accuracy:.0f} %")
+
+            results.append(job.do(each, on_batch=advance))
+            progress.update(task, completed=total, note=f"accuracy {100 * results[-1].accuracy:.1f} %")
+    return results
+
+
+@app.command()
+def table(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of `acclimate run`.")],
+    layout: Annotated[str, typer.Option("--format", help="markdown, latex or csv.")] = "markdown",
+) -> None:
+    """Finished results in the paper's layout: domains as columns, accuracy and ECE as rows."""
+    from .tables import FORMATS, differences, paper_table, read_results
+
+    if layout not in FORMATS:
+        raise typer.BadParameter(f"no format {layout!r}: choose from {', '.join(FORMATS)}", param_hint="--format")
+    try:
+        results = read_results(folders)
+    except OSError as error:
+        console.print(f"[red bold]no table:[/] {error}", soft_wrap=True, highlight=False)
+        raise typer.Exit(2) from error
+    for told in differences(results):
+        Console(stderr=True).print(f"[red bold]these results are not comparable:[/] {told}", soft_wrap=True)
+    typer.echo(FORMATS[layout](*paper_table(results)), nl=False)
+
+
+@app.command("list")
+def show_names() -> None:
+    """What can be named: methods, networks, data sets, scenarios."""
+    from .data import SUITES
+    from .methods import METHODS
+    from .scenarios import SCENARIOS
+    from .zoo import KINDS
+
+    groups = {
+        "methods": {name: (method.__doc__ or "").splitlines()[0] for name, method in METHODS.items()},
+        "networks": KINDS,
+        "data sets": {name: told for name, (_, told) in SUITES.items()},
+        "scenarios": {name: (make.__doc__ or "").splitlines()[0] for name, make in SCENARIOS.items()},
+    }
+    for title, names in groups.items():
+        console.print(f"\n[bold]{title}[/]")
+        for name, told in names.items():
+            console.print(f"  [bold]{name:18}[/] {told}", highlight=False, markup=True, soft_wrap=True)
 
 
 def _progress() -> Progress:

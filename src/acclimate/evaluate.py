@@ -26,7 +26,7 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-__all__ = ["DomainResult", "Moment", "Result", "accuracy_of", "evaluate", "origin", "peak_memory", "run"]
+__all__ = ["DomainResult", "Moment", "Result", "accuracy_of", "evaluate", "origin", "process_memory", "run"]
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,10 @@ class DomainResult:
     images: int | None = None
     kept: float | None = None
     """The share of samples learned from."""
-    memory: float | None = None
-    """The peak so far, in MB: of the GPU, or of the process."""
+    gpu_memory: float | None = None
+    """The peak in this domain, in MB; None without a GPU."""
+    process_memory: float | None = None
+    """The peak of this process so far, in MB."""
 
 
 @dataclass
@@ -121,6 +123,26 @@ class Result:
         """Samples that received a gradient."""
         return sum(d.backwards for d in self.domains)
 
+    @property
+    def images_per_second(self) -> float | None:
+        """Throughput in the stream; None where images were not counted."""
+        counted = [d.images for d in self.domains if d.images is not None]
+        return sum(counted) / self.seconds if counted and self.seconds else None
+
+    @property
+    def kept(self) -> float | None:
+        """The share of samples learned from, a mean over domains."""
+        return self._mean("kept")
+
+    @property
+    def gpu_memory(self) -> float | None:
+        """The peak over domains, in MB."""
+        return max((d.gpu_memory for d in self.domains if d.gpu_memory is not None), default=None)
+
+    def _mean(self, name: str) -> float | None:
+        values = [getattr(d, name) for d in self.domains]
+        return None if None in values else sum(values) / len(values)
+
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Result:
         """The reverse of `as_dict`."""
@@ -130,8 +152,9 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         """For JSON, with the averages beside the details."""
         averages = {name: getattr(self, name) for name in ("accuracy", "ece", "clean_after", "seconds")}
-        passes = {"forwards": self.forwards, "backwards": self.backwards}
-        return {**asdict(self), **averages, **passes}
+        more = {name: self._mean(name) for name in ("adaptive_ece", "nll", "brier", "aurc", "kept")}
+        cost = {name: getattr(self, name) for name in ("forwards", "backwards", "images_per_second", "gpu_memory")}
+        return {**asdict(self), **averages, **more, **cost}
 
 
 def accuracy_of(adapter: Adapter, domain: Stream) -> float:
@@ -219,16 +242,15 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
         in_graph=in_graph,
         kept=float(kept) / max(images, 1),
         seconds=spent,
-        memory=peak_memory(device),
+        gpu_memory=torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None,
+        process_memory=process_memory(),
     )
 
 
-def peak_memory(device: torch.device) -> float:
-    """The most memory that was in use, in MB: of the GPU, or of this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
+def process_memory() -> float | None:
+    """The most memory that this process has had, in MB."""
     if resource is None:
-        return float("nan")
+        return None
     unit = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 

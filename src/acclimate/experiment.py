@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -27,10 +28,27 @@ from .evaluate import Moment, Result, evaluate
 from .files import write_text
 from .methods import METHODS
 from .scenarios import SCENARIOS, Suite, drawn, with_clean
-from .stream import Drawn, Scenario
+from .stream import Drawn, Scenario, Stream
 from .zoo import Loaded, load_network
 
-__all__ = ["Job", "Plan", "PlanError", "Run", "read_overrides"]
+__all__ = ["COSTS", "Job", "Plan", "PlanError", "Run", "read_overrides"]
+
+COSTS = {
+    "source": (1, 0),
+    "bn-adapt": (1, 0),
+    "tent": (1, 1),
+    "memo": (65, 64),
+    "cotta": (3, 1),
+    "sar": (2, 2),
+    "roid": (2, 2),
+    "rdumb": (1, 1),
+    "tea": (23, 22),
+    "eta": (1, 1),
+    "eata": (1, 1),
+    "eta-c": (2, 1),
+    "eata-c": (2, 1),
+}
+"""Forward and backward passes a sample, at most; CoTTA's 35 in unsure batches not counted."""
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 PROBES = ("snapshot", "readapt", "none")
@@ -101,7 +119,8 @@ class Plan:
             raise PlanError(
                 f"a plan has no {', '.join(sorted(unknown))}: it has {', '.join(f.name for f in fields(cls))}"
             )
-        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in content.items()})
+        arguments: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in content.items()}
+        return cls(**arguments)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -231,6 +250,32 @@ class Run:
             adapter.reset()  # the next job starts from the source network
         return result
 
+    def estimate(self, batches: int = 2) -> dict[str, float]:
+        """Seconds that each method may take for all seeds, from a few timed batches."""
+        scenario = self.scenario(self.plan.seeds[0])
+        images = sum(min(len(domain) * self.plan.batch_size, _size(domain)) for domain in scenario.domains)
+        forward, step = (self._seconds(method, scenario, batches) for method in ("source", "tent"))
+        backward = max(step - forward, 0.0)
+        return {
+            method: images * len(self.plan.seeds) * (COSTS[method][0] * forward + COSTS[method][1] * backward)
+            for method in self.plan.methods
+        }
+
+    def _seconds(self, method: str, scenario: Scenario, batches: int) -> float:
+        """A sample's time."""
+        adapter = METHODS[method].preset(self.plan.preset or self.network.family, self.network.model)
+        taken, seen = 0.0, 0
+        with self._autocast():
+            for index, (x, _) in zip(range(batches + 1), scenario.domains[0].on(self.plan.device), strict=False):
+                start = time.perf_counter()
+                adapter(x)
+                if x.is_cuda:
+                    torch.cuda.synchronize(x.device)
+                if index or batches == 0:  # the first warms up
+                    taken, seen = taken + time.perf_counter() - start, seen + len(x)
+        adapter.reset()
+        return taken / max(seen, 1)
+
     @cached_property
     def _has_clean(self) -> bool:
         try:
@@ -293,6 +338,10 @@ class Run:
         if not state.is_file():
             raise PlanError(f"{path} is not done, and {state.name} is gone: remove both, and the job runs anew")
         return result, state
+
+
+def _size(domain: Stream) -> int:
+    return len(domain.picks) if isinstance(domain, Drawn) else 1 << 62
 
 
 def _set_tf32(wanted: bool) -> None:

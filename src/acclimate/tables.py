@@ -1,0 +1,122 @@
+"""Results as tables in the paper's layout: domains as columns, accuracy and ECE as rows, averages and passes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from .evaluate import Result
+
+__all__ = ["FORMATS", "Stored", "as_csv", "as_latex", "as_markdown", "differences", "paper_table", "read_results"]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A result from a file, and what it may be compared by."""
+
+    result: Result
+    content: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """The method, with what was set otherwise."""
+        kept = ("source_images", "probe_images", "preset")
+        told = [f"{k}={v}" for k, v in self.content.get("arguments", {}).items() if k not in kept]
+        return self.result.method + (f" ({', '.join(told)})" if told else "")
+
+
+def read_results(folders: Sequence[Path]) -> list[Stored]:
+    """Everything that is done in these folders."""
+    found = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise FileNotFoundError(f"there is no folder {folder} with results")
+        for path in sorted(folder.glob("*-seed*.json")):
+            content = json.loads(path.read_text())
+            if content.get("done"):
+                found.append((content["job"], Stored(Result.from_dict(content), content)))
+    if not found:
+        raise FileNotFoundError(f"no finished result in {', '.join(map(str, folders))}: `acclimate run` makes them")
+    return [stored for _, stored in found]
+
+
+def differences(results: Sequence[Stored]) -> list[str]:
+    """Why these results should not stand in one table, in words; nothing where they may."""
+    told = []
+    for what in ("model", "weights", "preprocess", *_PROTOCOL, "torch", "device"):
+        values = sorted({_of(stored, what) for stored in results})
+        if len(values) > 1:
+            told.append(f"their {what} differs: {', '.join(values)}")
+    return told
+
+
+def _of(stored: Stored, what: str) -> str:
+    if what in _PROTOCOL:
+        return str(stored.content["protocol"].get(what))
+    if what in ("model", "preprocess"):
+        return str(stored.content[what])
+    return str(stored.result.origin.get("model" if what == "weights" else what))
+
+
+_PROTOCOL = ("data", "scenario", "severity", "shifts", "batch_size", "images", "probe", "precision")
+
+
+def paper_table(results: Sequence[Stored]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: Acc. and ECE of each method over the domains; a mean, and a deviation over several seeds."""
+    names = [domain.name for domain in results[0].result.domains]
+    header = ["Method", "", *(name.replace("_", " ") for name in names), "Avg.", "#Forwards", "#Backwards"]
+    rows = []
+    groups: dict[str, list[Result]] = {}
+    for stored in results:
+        groups.setdefault(stored.label, []).append(stored.result)
+    for label, runs in groups.items():
+        forwards, backwards = (
+            mean(getattr(run, key) / len(run.domains) for run in runs) for key in ("forwards", "backwards")
+        )
+        for kind, key in (("Acc.", "accuracy"), ("ECE", "ece")):
+            by_name: dict[str, list[float]] = {name: [] for name in names}
+            for domain in (domain for run in runs for domain in run.domains):
+                by_name[domain.name].append(100 * getattr(domain, key))
+            cells = [f"{mean(values):.1f}" for values in by_name.values()]
+            whole = [100 * getattr(r, key) for r in runs]
+            average = f"{mean(whole):.2f}" + (f" ± {stdev(whole):.2f}" if len(whole) > 1 else "")
+            first = kind == "Acc."
+            passes = [f"{forwards:,.0f}", f"{backwards:,.0f}"] if first else ["", ""]
+            rows.append([label if first else "", kind, *cells, average, *passes])
+    return header, rows
+
+
+def as_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---", "---", *["---:"] * (len(header) - 2)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def as_csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Comma-separated values."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue()
+
+
+def as_latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A LaTeX tabular with booktabs' rules."""
+
+    def line(cells: Sequence[str]) -> str:
+        escaped = (cell.replace("_", r"\_").replace("#", r"\#").replace("±", r"$\pm$") for cell in cells)
+        return " & ".join(escaped) + r" \\"
+
+    body = "\n".join(line(row) for row in rows)
+    columns = "ll" + "r" * (len(header) - 2)
+    rule = ["\\toprule", line(header), "\\midrule", body, "\\bottomrule"]
+    return "\n".join([f"\\begin{{tabular}}{{{columns}}}", *rule, "\\end{tabular}"]) + "\n"
+
+
+FORMATS = {"markdown": as_markdown, "latex": as_latex, "csv": as_csv}
+"""How a table can be written."""

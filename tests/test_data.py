@@ -1,0 +1,194 @@
+"""Every layout on small folders made here: whole, missing, half unpacked, broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from acclimate.data import SUITES, DataError, open_suite
+from acclimate.data.cifar import CIFARC
+from acclimate.data.corruptions import BENCHMARK
+from acclimate.data.folders import ImageFolder, Preprocess, read_image
+from acclimate.data.imagenet import RENDITIONS, ImageNet, ImageNetC, ImageNetR
+from acclimate.data.on_the_fly import Corrupted
+
+
+def picture(path: Path, seed: int = 0, size: tuple[int, int] = (48, 40)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+def class_folder(root: Path, classes: int = 3, each: int = 4, suffix: str = "JPEG") -> Path:
+    for label in range(classes):
+        for number in range(each):
+            picture(root / f"n{label:08}" / f"val_{label}{number}.{suffix}", 10 * label + number)
+    return root
+
+
+def test_a_folder_is_read_as_bytes_with_its_labels(tmp_path: Path) -> None:
+    images = ImageFolder(class_folder(tmp_path, suffix="png"), Preprocess(32, 28))
+    assert len(images) == 12
+    assert images.labels == [0] * 4 + [1] * 4 + [2] * 4
+    x, label = images[5]
+    assert x.dtype == torch.uint8
+    assert x.shape == (3, 28, 28)
+    assert label == 1
+
+
+def test_preprocessing_is_resize_and_centre_crop(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png", size=(60, 40))
+    whole = read_image(tmp_path / "a.png", Preprocess())
+    assert whole.shape == (3, 40, 60)
+    assert torch.equal(read_image(tmp_path / "a.png", Preprocess(None, 20)), whole[:, 10:30, 20:40])
+    assert read_image(tmp_path / "a.png", Preprocess(20, None)).shape == (3, 20, 30)
+    with pytest.raises(DataError, match="60×40: too small for a crop of 64"):
+        read_image(tmp_path / "a.png", Preprocess(None, 64))
+
+
+def test_a_truncated_jpeg_is_named(tmp_path: Path) -> None:
+    class_folder(tmp_path)
+    broken = tmp_path / "n00000001" / "val_12.JPEG"
+    broken.write_bytes(broken.read_bytes()[:200])
+    images = ImageFolder(tmp_path)
+    with pytest.raises(DataError, match=r"val_12\.JPEG cannot be read .* Fetch it again, or remove it"):
+        images[6]
+    broken.write_bytes(b"no image")
+    with pytest.raises(DataError, match="cannot be read"):
+        images[6]
+
+
+def test_missing_and_half_unpacked_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no folder .*nowhere/data .*as far as .* it exists"):
+        ImageFolder(tmp_path / "nowhere" / "data")
+    (tmp_path / "file.tar").write_bytes(b"")
+    with pytest.raises(DataError, match="is a file, not a folder. Unpack it"):
+        ImageFolder(tmp_path / "file.tar")
+    with pytest.raises(DataError, match=r"has no class folder; file\.tar lies there packed: unpack it"):
+        ImageFolder(tmp_path)
+    class_folder(tmp_path / "set")
+    with pytest.raises(DataError, match="has 3 class folders and should have 1000: only partly unpacked"):
+        ImageNet(tmp_path / "set").clean()
+    (tmp_path / "set" / "n00000009").mkdir()
+    with pytest.raises(DataError, match="n00000009 has no image: only partly unpacked"):
+        ImageFolder(tmp_path / "set")
+
+
+def imagenet_c(root: Path, shifts: tuple[str, ...] = BENCHMARK, each: int = 4) -> Path:
+    for shift in shifts:
+        for severity in (1, 5):
+            class_folder(root / shift / str(severity), each=each)
+    return root
+
+
+def test_imagenet_c_in_its_layout(tmp_path: Path) -> None:
+    root = imagenet_c(tmp_path / "c")
+    suite = ImageNetC(root, Preprocess(None, 32), clean=class_folder(tmp_path / "val"), whole=False)
+    assert suite.shifts == BENCHMARK
+    part = suite.part("fog", 5)
+    assert part.change is None
+    assert len(part.images) == 12
+    assert part.images[0][0].shape == (3, 32, 32)
+    assert len(suite.clean().images) == 12
+    with pytest.raises(DataError, match=r"there is no folder .*fog/3"):
+        suite.part("fog", 3)
+    with pytest.raises(DataError, match="should have 1000"):
+        ImageNetC(root).part("fog", 5)
+    with pytest.raises(DataError, match="no clean images: name ImageNet's validation folder"):
+        ImageNetC(root, whole=False).clean()
+
+
+def test_a_fixed_list_is_the_same_for_every_corruption(tmp_path: Path) -> None:
+    suite = ImageNetC(imagenet_c(tmp_path, each=9), each=5, whole=False)
+    lists = [[path.name for path in suite.part(shift, 5).images.paths] for shift in ("fog", "snow")]
+    assert lists[0] == lists[1]
+    assert len(lists[0]) == 15
+    assert suite.part("fog", 5).images.labels == [0] * 5 + [1] * 5 + [2] * 5
+
+
+def test_imagenet_c_that_is_not_all_there(tmp_path: Path) -> None:
+    imagenet_c(tmp_path / "some", ("fog", "snow"))
+    with pytest.raises(DataError, match="lacks gaussian_noise, .* not all of its archives are unpacked"):
+        ImageNetC(tmp_path / "some")
+    assert ImageNetC(tmp_path / "some", whole=False).shifts == ("snow", "fog")
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "noise.tar").write_bytes(b"")
+    with pytest.raises(DataError, match=r"has none of its corruptions: unpack noise\.tar"):
+        ImageNetC(tmp_path / "packed")
+
+
+def test_imagenet_r_and_its_classes(tmp_path: Path) -> None:
+    from importlib.resources import files
+
+    assert len(set(RENDITIONS)) == 200
+    told = files("timm.data") / "_info"
+    everything, renditions = ((told / f"{n}_synsets.txt").read_text().split() for n in ("imagenet", "imagenet_r"))
+    assert [everything.index(name) for name in sorted(renditions)] == list(RENDITIONS)
+    class_folder(tmp_path)
+    with pytest.raises(DataError, match="has 3 class folders and should have 200"):
+        ImageNetR(tmp_path).part("renditions", 5)
+    suite = ImageNetR(tmp_path, Preprocess(32, 32), whole=False)
+    assert len(suite.part("renditions", 5).images) == 12
+    with pytest.raises(DataError, match="no clean version"):
+        suite.clean()
+
+
+def cifar(root: Path, shifts: tuple[str, ...] = ("fog", "snow"), each: int = 6) -> Path:
+    root.mkdir(exist_ok=True)
+    for number, shift in enumerate(shifts):
+        images = np.random.default_rng(number).integers(0, 256, (5 * each, 32, 32, 3), dtype=np.uint8)
+        np.save(root / f"{shift}.npy", images)
+    np.save(root / "labels.npy", np.tile(np.arange(each) % 10, 5))
+    return root
+
+
+def test_cifar_c_in_its_layout(tmp_path: Path) -> None:
+    suite = CIFARC(cifar(tmp_path))
+    assert suite.shifts == ("snow", "fog")
+    images = suite.part("fog", 2).images
+    assert len(images) == 6
+    whole = np.load(tmp_path / "fog.npy")
+    x, label = images[1]
+    assert torch.equal(x, torch.from_numpy(whole[7]).movedim(-1, 0))
+    assert label == 1
+    with pytest.raises(DataError, match=r"there is no clean\.npy"):
+        suite.clean()
+
+
+def test_cifar_c_that_is_broken(tmp_path: Path) -> None:
+    cifar(tmp_path)
+    whole = (tmp_path / "fog.npy").read_bytes()
+    (tmp_path / "fog.npy").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"fog\.npy cannot be read .* Fetch it again"):
+        CIFARC(tmp_path).part("fog", 1)
+    np.save(tmp_path / "fog.npy", np.zeros((3, 3)))
+    with pytest.raises(DataError, match="not images of"):
+        CIFARC(tmp_path).part("fog", 1)
+    with pytest.raises(DataError, match=r"has no gaussian_noise\.npy"):
+        CIFARC(class_folder(tmp_path / "other"))
+
+
+def test_corruption_on_the_fly(tmp_path: Path) -> None:
+    suite = Corrupted("folder", ImageFolder(class_folder(tmp_path), Preprocess(32, 32)))
+    assert suite.shifts == BENCHMARK
+    part = suite.part("contrast", 5)
+    assert part.change is not None
+    x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert float(part.change(x, torch.Generator()).std()) < 0.2 * float(x.std())
+    assert suite.clean().change is None
+
+
+def test_suites_by_name(tmp_path: Path) -> None:
+    class_folder(tmp_path)
+    assert len(open_suite("digits").clean().images) == 2000
+    assert len(open_suite(f"folder:{tmp_path}", Preprocess(32, 32)).clean().images) == 12
+    with pytest.raises(DataError, match=f"no data set 'magic': expected one of {', '.join(SUITES)}"):
+        open_suite("magic")
+    with pytest.raises(DataError, match="imagenet-c needs a folder: imagenet-c:FOLDER"):
+        open_suite("imagenet-c")
+    with pytest.raises(DataError, match="there is no folder"):
+        open_suite(f"imagenet-c-5k:{tmp_path / 'no'}")

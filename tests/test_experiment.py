@@ -1,0 +1,327 @@
+"""Plans: what they refuse, that a killed run ends with the same numbers, and the commands around them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from typer.testing import CliRunner
+
+from acclimate import METHODS
+from acclimate.cli import app
+from acclimate.experiment import COSTS, Plan, PlanError, Run, read_overrides
+from acclimate.models import digits_resnet
+from acclimate.tables import differences, paper_table, read_results
+from acclimate.zoo import NetworkError, load_network
+
+SMALL = {"images": 32, "batch_size": 16, "shifts": ("contrast", "fog", "shot_noise"), "probe_images": 16}
+VOLATILE = {"seconds", "process_memory", "images_per_second", "origin"}
+
+
+def plan(**changes: Any) -> Plan:
+    return Plan(**{"methods": ("source", "tent"), "source_images": 32, **SMALL, **changes})
+
+
+def numbers(content: Any) -> Any:
+    """A result without what differs from run to run."""
+    if isinstance(content, dict):
+        return {key: numbers(value) for key, value in content.items() if key not in VOLATILE}
+    return [numbers(value) for value in content] if isinstance(content, list) else content
+
+
+def carry_out(plan: Plan, out: Path) -> dict[str, Any]:
+    run = Run(plan, out)
+    for job in plan.jobs():
+        run.do(job)
+    return {path.name: numbers(json.loads(path.read_text())) for path in sorted(out.glob("*-seed*.json"))}
+
+
+def test_results_are_written_as_they_come(tmp_path: Path) -> None:
+    found = carry_out(plan(seeds=(0, 1)), tmp_path)
+    assert list(found) == ["source-seed0.json", "source-seed1.json", "tent-seed0.json", "tent-seed1.json"]
+    first = found["tent-seed0.json"]
+    assert [domain["name"] for domain in first["domains"]] == list(SMALL["shifts"])
+    assert first["done"]
+    assert first["clean_before"] is not None
+    assert all(domain["clean_accuracy"] is not None for domain in first["domains"])
+    assert first["protocol"]["data"] == "digits"
+    assert found["tent-seed0.json"]["accuracy"] != found["tent-seed1.json"]["accuracy"]
+    assert not list(tmp_path.glob("*.safetensors")), "states of finished runs are gone"
+    assert not list(tmp_path.glob(".*")), "no temporary file is left"
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    carry_out(plan(), tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*-seed*.json")}
+    run = Run(plan(methods=("source", "tent", "eta")), tmp_path)
+    seen = [run.do(job).method for job in run.plan.jobs()]
+    assert seen == ["Source", "Tent", "ETA"]
+    assert all(path.stat().st_mtime_ns == then for path, then in before.items())
+
+
+@pytest.mark.parametrize("method", ["eata", "eata-c", "roid", "cotta", "rdumb", "tea", "memo"])
+def test_an_interrupted_run_ends_with_the_same_numbers(method: str, tmp_path: Path) -> None:
+    settings = {
+        "memo": {"views": 2},
+        "tea": {"steps": 2},
+        "cotta": {"views": 2, "threshold": 2.0},
+        "rdumb": {"every": 3},
+    }
+    chosen = plan(methods=(method,), overrides={method: settings[method]} if method in settings else {})
+    whole = carry_out(chosen, tmp_path / "whole")
+
+    class Stop(Exception):
+        pass
+
+    batches = 0
+
+    def stop_in_the_third_domain(moment: object, accuracy: float) -> None:
+        nonlocal batches
+        batches += 1
+        if batches == 6:
+            raise Stop
+
+    run = Run(chosen, tmp_path / "stopped")
+    with pytest.raises(Stop):
+        run.do(next(iter(chosen.jobs())), on_batch=stop_in_the_third_domain)
+    half = json.loads((tmp_path / "stopped" / f"{method}-seed0.json").read_text())
+    assert not half["done"]
+    assert len(half["domains"]) == 2
+    assert carry_out(chosen, tmp_path / "stopped") == whole
+
+
+def test_a_killed_run_ends_with_the_same_numbers(tmp_path: Path) -> None:
+    """With SIGKILL, in the middle: nothing has time to tidy up."""
+    options = ["--method", "roid", "--images", "192", "--batch-size", "32", "--probe", "none", "--severity", "4"]
+
+    def start(out: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "acclimate.cli", "run", *options, "--out", str(tmp_path / out)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with (tmp_path / "told").open("w") as told:
+            return subprocess.Popen(command, stdout=told, stderr=told, env=environment)
+
+    file = tmp_path / "killed" / "roid-seed0.json"
+    process = start("killed")
+    deadline = time.monotonic() + 120
+    while not file.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    half = json.loads(file.read_text())
+    assert not half["done"]
+    assert 1 <= len(half["domains"]) < 15
+    for out in ("killed", "whole"):
+        assert start(out).wait(timeout=300) == 0, (tmp_path / "told").read_text()
+    results = [numbers(json.loads((tmp_path / out / "roid-seed0.json").read_text())) for out in ("killed", "whole")]
+    assert results[0] == results[1]
+    assert results[0]["done"]
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = plan(methods=("tent",))
+    writes = 0
+    fsync = os.fsync
+
+    def full(descriptor: int) -> None:
+        nonlocal writes
+        writes += 1
+        if writes > 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            carry_out(chosen, tmp_path / "full")
+    assert not list((tmp_path / "full").glob(".*"))
+    assert carry_out(chosen, tmp_path / "full") == carry_out(chosen, tmp_path / "fresh")
+
+
+def test_another_plan_is_not_mixed_in(tmp_path: Path) -> None:
+    carry_out(plan(), tmp_path)
+    with pytest.raises(PlanError, match="holds results of another plan .severity was 5, and is 3 now"):
+        Run(plan(severity=3), tmp_path)
+    other = Run(plan(overrides={"tent": {"lr": 0.1}}), tmp_path)
+    with pytest.raises(PlanError, match="was made with other settings"):
+        carry_out(other.plan, tmp_path)
+    damaged = tmp_path / "tent-seed0.json"
+    damaged.write_text(damaged.read_text()[:100])
+    with pytest.raises(PlanError, match=r"tent-seed0\.json is damaged"):
+        carry_out(plan(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": ("magic",)}, "no method 'magic': choose from source"),
+        ({"methods": ()}, "at least one method"),
+        ({"scenario": "magic"}, "no scenario 'magic': choose from lifelong"),
+        ({"precision": "fp8"}, "no precision 'fp8'"),
+        ({"probe": "magic"}, "no probe 'magic'"),
+        ({"overrides": {"magic": {}}}, "no method 'magic'"),
+    ],
+)
+def test_plans_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        plan(**changes)
+
+
+def test_overrides_are_read_and_reach_the_adapter(tmp_path: Path) -> None:
+    read = read_overrides(["eata.beta=500", "eata.fisher=sample", "roid.prior=None", "tent.lr=1e-3"])
+    assert read == {"eata": {"beta": 500, "fisher": "sample"}, "roid": {"prior": None}, "tent": {"lr": 1e-3}}
+    with pytest.raises(PlanError, match="expected METHOD.ARGUMENT=VALUE"):
+        read_overrides(["beta=500"])
+    chosen = plan(methods=("eata",), overrides=read)
+    adapter = Run(chosen, tmp_path).adapter(next(iter(chosen.jobs())))
+    assert (adapter.beta, adapter.fisher) == (500, "sample")
+    assert Plan.from_dict(chosen.as_dict()).as_dict() == chosen.as_dict()
+    with pytest.raises(PlanError, match="a plan has no magic: it has methods"):
+        Plan.from_dict({"magic": 1})
+
+
+def test_the_probe_does_not_show_what_the_fisher_importance_saw(tmp_path: Path) -> None:
+    run = Run(plan(probe_images=200, source_images=500), tmp_path)
+    assert not {index for _, index in run.clean(0).picks} & {index for _, index in run._source_picks(0)}
+
+
+@pytest.mark.parametrize("scenario", ["single-domain", "mixed", "correlated", "episodic"])
+@pytest.mark.parametrize("probe", ["none", "readapt"])
+def test_plans_of_other_scenarios(scenario: str, probe: str, tmp_path: Path) -> None:
+    found = carry_out(plan(methods=("tent",), scenario=scenario, probe=probe), tmp_path)["tent-seed0.json"]
+    names = [domain["name"] for domain in found["domains"]]
+    assert ("clean" in names) == (probe == "readapt")
+    assert found["clean_before"] is None
+
+
+def test_half_precision_runs(tmp_path: Path) -> None:
+    found = carry_out(plan(methods=("tent", "eata-c"), precision="bf16"), tmp_path)
+    assert all(0 <= result["accuracy"] <= 1 for result in found.values())
+
+
+def test_every_method_has_a_cost() -> None:
+    assert COSTS.keys() == METHODS.keys()
+
+
+def test_tables_in_the_papers_layout(tmp_path: Path) -> None:
+    carry_out(plan(seeds=(0, 1)), tmp_path / "a")
+    results = read_results([tmp_path / "a"])
+    header, rows = paper_table(results)
+    assert header == ["Method", "", "contrast", "fog", "shot noise", "Avg.", "#Forwards", "#Backwards"]
+    assert [row[:2] for row in rows] == [["Source", "Acc."], ["", "ECE"], ["Tent", "Acc."], ["", "ECE"]]
+    both = [s.result for s in results if s.result.method == "Tent"]
+    assert rows[2][2] == f"{50 * sum(r.domains[0].accuracy for r in both):.1f}"
+    assert "±" in rows[2][5]
+    assert rows[2][6:] == ["32", "32"]
+    assert not differences(results)
+
+    runner = CliRunner()
+    for layout, sign in (("markdown", "| Method |"), ("latex", r"\toprule"), ("csv", "Method,,contrast")):
+        shown = runner.invoke(app, ["table", str(tmp_path / "a"), "--format", layout])
+        assert shown.exit_code == 0, shown.output
+        assert sign in shown.output
+    carry_out(plan(severity=3), tmp_path / "b")
+    mixed = runner.invoke(app, ["table", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert "these results are not comparable: their severity differs: 3, 5" in mixed.output.replace("\n", " ")
+    assert runner.invoke(app, ["table", str(tmp_path / "no")]).exit_code == 2
+
+
+def test_the_run_command(tmp_path: Path) -> None:
+    runner = CliRunner()
+    out = str(tmp_path / "run")
+    config = tmp_path / "plan.json"
+    config.write_text(json.dumps({"methods": ["source"], "images": 16, "shifts": ["contrast"], "severity": 2}))
+    arguments = ["run", "--config", str(config), "--severity", "4", "--set", "tent.lr=0.01", "--out", out]
+    shown = runner.invoke(app, [*arguments, "--dry-run"])
+    assert shown.exit_code == 0, shown.output
+    assert "1 domains, 1 batches" in shown.output
+    assert not Path(out).exists()
+    done = runner.invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    written = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert (written["severity"], written["images"], written["methods"]) == (4, 16, ["source"])
+    assert "Source" in done.output
+    wrong = runner.invoke(app, ["run", "--data", "imagenet-c:/no/such/folder", "--out", out + "2"])
+    assert wrong.exit_code == 2
+    assert "cannot run: ImageNet-C: there is no folder" in wrong.output.replace("\n", " ")
+    listed = runner.invoke(app, ["list"]).output
+    assert all(name in listed for name in ("eata-c", "timm:NAME", "imagenet-r", "correlated"))
+
+
+# Networks by name -----------------------------------------------------------------------------------------------------
+
+
+def test_timm_networks_from_a_file(tmp_path: Path) -> None:
+    import timm
+
+    net = timm.create_model("test_resnet", num_classes=1000)
+    save_file(net.state_dict(), tmp_path / "weights.safetensors")
+    loaded = load_network(f"timm:test_resnet={tmp_path / 'weights.safetensors'}")
+    config = timm.data.resolve_model_data_config(net)
+    assert loaded.preprocess.crop == config["input_size"][-1]
+    assert loaded.family == "resnet50"
+    assert loaded.model.mean.flatten().tolist() == pytest.approx(config["mean"])
+    x = torch.rand(2, 3, 160, 160, generator=torch.Generator().manual_seed(0))
+    mean, std = (torch.tensor(config[key]).view(3, 1, 1) for key in ("mean", "std"))
+    torch.testing.assert_close(loaded.model(x), net.eval()((x - mean) / std))
+    with pytest.raises(NetworkError, match="holds another network's weights"):
+        load_network(f"timm:test_vit={tmp_path / 'weights.safetensors'}")
+    with pytest.raises(NetworkError, match="there is no file of weights"):
+        load_network(f"timm:test_resnet={tmp_path / 'no.pt'}")
+    with pytest.raises(NetworkError, match="timm has no network 'magic'"):
+        load_network("timm:magic")
+
+
+def test_torchvision_networks_from_a_file(tmp_path: Path) -> None:
+    import torchvision
+
+    net = torchvision.models.resnet18()
+    torch.save({"state_dict": {f"module.{k}": v for k, v in net.state_dict().items()}}, tmp_path / "weights.pth")
+    loaded = load_network(f"torchvision:resnet18={tmp_path / 'weights.pth'}")
+    assert (loaded.preprocess.resize, loaded.preprocess.crop) == (256, 224)
+    assert torch.equal(loaded.model.model.fc.weight, net.fc.weight)
+
+
+def test_transformers_networks_from_a_folder(tmp_path: Path) -> None:
+    from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
+
+    small = ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=32, num_labels=10
+    )
+    ViTForImageClassification(small).save_pretrained(tmp_path)
+    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    loaded = load_network(f"hf:{tmp_path}")
+    assert loaded.preprocess.crop == 32
+    assert loaded.family == "vit-base"
+    assert loaded.model(torch.rand(2, 3, 32, 32)).logits.shape == (2, 10)
+    with pytest.raises(NetworkError, match="transformers could not load"):
+        load_network(f"hf:{tmp_path / 'nothing'}")
+
+
+def test_networks_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from acclimate.models import digits_resnet\ndef make():\n    return digits_resnet()\nwrong = list\n"
+    )
+    loaded = load_network(f"{file}:make")
+    assert loaded.name == "mine.py:make"
+    assert isinstance(loaded.model, nn.Module)
+    assert torch.equal(loaded.model.head.weight, digits_resnet().head.weight)
+    for spec, message in (
+        (f"{file}:other", "has no function 'other'"),
+        (f"{file}:wrong", "returned list, not a torch.nn.Module"),
+        (f"{tmp_path / 'no.py'}:make", "there is no file"),
+        ("magic", "no network 'magic': expected digits-resnet"),
+    ):
+        with pytest.raises(NetworkError, match=message):
+            load_network(spec)

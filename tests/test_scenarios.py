@@ -1,0 +1,154 @@
+"""Scenarios are data: what comes, in which order, and when adapters start over."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from networks import images, make
+from torch import Tensor
+
+from acclimate import Source, Tent
+from acclimate.data.folders import Tensors
+from acclimate.data.on_the_fly import Corrupted
+from acclimate.evaluate import evaluate, run
+from acclimate.scenarios import (
+    SCENARIOS,
+    correlated,
+    drawn,
+    episodic,
+    gradual,
+    lifelong,
+    mixed,
+    rounds,
+    single_domain,
+    with_clean,
+)
+from acclimate.stream import Drawn, Scenario
+
+
+def suite(count: int = 40) -> Corrupted:
+    x = (images(count, size=32) * 255).byte()
+    return Corrupted("blobs", Tensors(x, torch.arange(count) % 5))
+
+
+SHIFTS = ["contrast", "gaussian_noise"]
+
+
+def everything(scenario: Scenario) -> list[tuple[Tensor, Tensor]]:
+    return [batch for domain in scenario.domains for batch in domain.on("cpu")]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_scenario_can_be_gone_through_again(name: str) -> None:
+    scenario = SCENARIOS[name](suite(), shifts=SHIFTS, severity=3, batch_size=16, seed=4)
+    first, second = everything(scenario), everything(scenario)
+    assert len(first) == len(scenario)
+    assert all(torch.equal(a, b) and torch.equal(y, t) for (a, y), (b, t) in zip(first, second, strict=True))
+    assert all(x.dtype == torch.float32 and float(x.min()) >= 0 and float(x.max()) <= 1 for x, _ in first)
+    assert not any(torch.equal(a, b) for (a, _), (b, _) in zip(everything(_again(name, 5)), first, strict=True))
+
+
+def _again(name: str, seed: int) -> Scenario:
+    return SCENARIOS[name](suite(), shifts=SHIFTS, severity=3, batch_size=16, seed=seed)
+
+
+def test_lifelong_single_domain_and_episodic_differ_in_resets_alone() -> None:
+    made = [make_one(suite(), shifts=SHIFTS, batch_size=16) for make_one in (lifelong, single_domain, episodic)]
+    assert [s.resets for s in made] == ["never", "domain", "batch"]
+    assert all([d.name for d in s.domains] == SHIFTS for s in made)
+    assert [len(d) for d in made[0].domains] == [3, 3]
+    for scenario in made:
+        moments = list(run(Tent(make("bn"), lr=1e-2), scenario))
+        fresh = [Tent(make("bn"), lr=1e-2)(x) for x, _ in everything(scenario)]
+        same = [torch.equal(m.logits, z) for m, z in zip(moments, fresh, strict=True)]
+        expected = {
+            "never": [True] + [False] * 5,
+            "domain": [True, False, False, True, False, False],
+            "batch": [True] * 6,
+        }
+        assert same == expected[scenario.resets]
+
+
+def test_rounds_repeat_the_same_images() -> None:
+    scenario = rounds(suite(), times=3, shifts=SHIFTS, batch_size=20)
+    assert [d.name for d in scenario.domains] == [f"{s}, round {r}" for r in (1, 2, 3) for s in SHIFTS]
+    labels = [y for domain in scenario.domains for _, y in domain.on("cpu")]
+    assert torch.equal(labels[0], labels[4])
+
+
+def test_gradual_severity_rises_and_falls() -> None:
+    scenario = gradual(suite(), severity=3, shifts=["contrast"], batch_size=40)
+    assert [d.name for d in scenario.domains] == [f"contrast {s}" for s in (1, 2, 3, 2, 1)]
+    spread = [float(x.std()) for x, _ in everything(scenario)]
+    assert spread[0] > spread[1] > spread[2] < spread[3] < spread[4]
+
+
+def test_mixed_batches_have_every_shift() -> None:
+    scenario = mixed(suite(), shifts=[*SHIFTS, "brightness"], batch_size=30)
+    (domain,) = scenario.domains
+    assert isinstance(domain, Drawn)
+    assert len(domain.picks) == 120
+    for start in range(0, 120, 30):
+        assert {part for part, _ in domain.picks[start : start + 30]} == {0, 1, 2}
+    x, _ = next(iter(domain.on("cpu")))
+    rows = [row for row, (part, _) in enumerate(domain.picks[:30]) if part == 0]
+    flat = x.flatten(1).std(1)
+    others = [row for row in range(30) if row not in rows]
+    assert float(flat[rows].max()) < float(flat[others].min()), "contrast was taken from its rows alone"
+
+
+def test_correlated_labels_come_in_runs() -> None:
+    def changes(scenario: Scenario) -> int:
+        y = torch.cat([labels for _, labels in everything(scenario)])
+        return int((y[1:] != y[:-1]).sum())
+
+    plain = changes(lifelong(suite(200), shifts=["contrast"], batch_size=20))
+    runs = changes(correlated(suite(200), concentration=0.1, shifts=["contrast"], batch_size=20))
+    assert runs < plain / 3
+    same = {
+        tuple(sorted(index for _, index in s.domains[0].picks))
+        for s in (
+            lifelong(suite(200), shifts=["contrast"]),
+            correlated(suite(200), shifts=["contrast"]),
+        )
+    }
+    assert len(same) == 1, "the same images, in another order"
+    with pytest.raises(ValueError, match="concentration=0"):
+        correlated(suite(), concentration=0)
+
+
+def test_a_batch_of_one() -> None:
+    scenario = lifelong(suite(), shifts=["contrast"], batch_size=1, images=3)
+    assert [len(x) for x, _ in everything(scenario)] == [1, 1, 1]
+
+
+def test_the_papers_probe_adapts_to_clean_images_between_the_domains() -> None:
+    scenario = lifelong(suite(), shifts=SHIFTS, batch_size=20)
+    clean = drawn("clean", suite().clean(), batch_size=20)
+    probed = with_clean(scenario, clean)
+    assert [d.name for d in probed.domains] == ["contrast", "clean", "gaussian_noise", "clean"]
+    result = evaluate(Tent(make("bn"), lr=1e-2), probed)
+    plain = evaluate(Tent(make("bn"), lr=1e-2), scenario)
+    assert result.domains[0].nll == plain.domains[0].nll
+    assert result.domains[2].nll != plain.domains[1].nll, "the adaptation to clean images carries on"
+
+
+def test_workers_read_the_same_stream() -> None:
+    here = lifelong(suite(), shifts=SHIFTS, batch_size=16)
+    there = lifelong(suite(), shifts=SHIFTS, batch_size=16, workers=2)
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(everything(here), everything(there), strict=True))
+
+
+def test_a_domain_counts_and_measures() -> None:
+    result = evaluate(Source(make("bn")), lifelong(suite(), shifts=SHIFTS, batch_size=16))
+    for domain in result.domains:
+        assert domain.images == domain.forwards == 40
+        assert domain.kept == 0
+        assert domain.process_memory > 0
+        assert domain.gpu_memory is None
+        assert 0 <= domain.aurc <= 1
+    learned = evaluate(Tent(make("bn")), lifelong(suite(), shifts=SHIFTS, batch_size=16))
+    assert [d.kept for d in learned.domains] == [1.0, 1.0]
+    assert learned.kept == 1.0
+    assert learned.images_per_second == pytest.approx(80 / learned.seconds)
+    assert learned.as_dict()["nll"] == pytest.approx(sum(d.nll for d in learned.domains) / 2)
