@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,8 +21,10 @@ from typer.testing import CliRunner
 
 from acclimate import METHODS
 from acclimate.cli import app
+from acclimate.data.corruptions import BENCHMARK
 from acclimate.experiment import COSTS, Plan, PlanError, Run, read_overrides
 from acclimate.models import digits_resnet
+from acclimate.paper import paper_rows
 from acclimate.tables import differences, paper_table, read_results
 from acclimate.zoo import NetworkError, load_network
 
@@ -256,6 +259,42 @@ def test_the_run_command(tmp_path: Path) -> None:
     assert "cannot run: ImageNet-C: there is no folder" in wrong.output.replace("\n", " ")
     listed = runner.invoke(app, ["list"]).output
     assert all(name in listed for name in ("eata-c", "timm:NAME", "imagenet-r", "correlated"))
+
+
+def test_the_papers_numbers_stand_beside_ours_where_the_setting_is_the_same(tmp_path: Path) -> None:
+    rows = paper_rows()
+    assert len(rows) == 55
+    assert {row.method for row in rows} <= {method.__name__ for method in METHODS.values()}
+    for row in rows:
+        assert sum(row.accuracy) / len(row.accuracy) == pytest.approx(row.average[0], abs=0.06)
+        assert sum(row.ece) / len(row.ece) == pytest.approx(row.average[1], abs=0.06)
+    best = next(r for r in rows if (r.scenario, r.network, r.method) == ("lifelong", "resnet50", "EATAC"))
+    assert (best.accuracy[0], best.ece[-1], best.average, best.backwards) == (37.2, 3.9, [49.48, 5.74], 33312)
+
+    carry_out(plan(methods=("tent",)), tmp_path)
+    runner = CliRunner()
+    assert "the paper has no results" in runner.invoke(app, ["table", str(tmp_path), "--paper"]).output
+    file = tmp_path / "tent-seed0.json"
+    content = json.loads(file.read_text())
+    content["protocol"] |= {"data": "imagenet-c:/data", "images": None, "shifts": None}
+    content["model"] = "timm:resnet50"
+    content["domains"] = [{**content["domains"][0], "name": name} for name in BENCHMARK]
+    file.write_text(json.dumps(content))
+    shown = runner.invoke(app, ["table", str(tmp_path), "--paper"]).output
+    assert "| Tent (paper†) | Acc. | 28.0 | 30.1 |" in shown
+    assert "† single-domain adaptation" in shown
+
+
+def test_the_report_is_one_page(tmp_path: Path) -> None:
+    carry_out(plan(methods=("source", "eata")), tmp_path / "run")
+    page = tmp_path / "report.html"
+    shown = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--out", str(page)])
+    assert shown.exit_code == 0, shown.output
+    text = page.read_text()
+    assert text.count("<figure>") == 6
+    assert "What was learned from" in text
+    assert not re.findall(r"(?:src|href)=\"https?:", text), "the page needs no other file"
+    assert CliRunner().invoke(app, ["report", str(tmp_path / "no")]).exit_code == 2
 
 
 # Networks by name -----------------------------------------------------------------------------------------------------

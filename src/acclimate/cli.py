@@ -267,9 +267,11 @@ def _do(job: Run) -> list[Result]:
 def table(
     folders: Annotated[list[Path], typer.Argument(help="Folders of `acclimate run`.")],
     layout: Annotated[str, typer.Option("--format", help="markdown, latex or csv.")] = "markdown",
+    paper: Annotated[bool, typer.Option("--paper", help="With the paper's numbers, where the setting is its.")] = False,
 ) -> None:
     """Finished results in the paper's layout: domains as columns, accuracy and ECE as rows."""
-    from .tables import FORMATS, differences, paper_table, read_results
+    from .paper import paper_notes, rows_for
+    from .tables import FORMATS, differences, paper_table, read_results, with_paper
 
     if layout not in FORMATS:
         raise typer.BadParameter(f"no format {layout!r}: choose from {', '.join(FORMATS)}", param_hint="--format")
@@ -280,7 +282,35 @@ def table(
         raise typer.Exit(2) from error
     for told in differences(results):
         Console(stderr=True).print(f"[red bold]these results are not comparable:[/] {told}", soft_wrap=True)
-    typer.echo(FORMATS[layout](*paper_table(results)), nl=False)
+    header, rows = paper_table(results)
+    if paper:
+        marks = [f"{mark} {told}" for mark, told in paper_notes().items()]
+        missing = "the paper has no results for this network, data, scenario and severity, with all images"
+        Console(stderr=True).print("; ".join(marks) if rows_for(results[0].content) else missing, soft_wrap=True)
+        rows = with_paper(rows, results)
+    typer.echo(FORMATS[layout](header, rows), nl=False)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of `acclimate run`.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    pictures: Annotated[bool, typer.Option(help="Run a few batches again to show what was learned from.")] = True,
+) -> None:
+    """Finished results as one HTML page: curves along the stream, reliability, forgetting, cost, pictures."""
+    from .experiment import Plan
+    from .page import write_page
+    from .tables import read_results
+
+    try:
+        results = read_results(folders)
+        told = folders[0] / "plan.json"
+        plan = Plan.from_dict(json.loads(told.read_text())) if pictures and told.is_file() else None
+        write_page(out, results, plan)
+    except (ValueError, ImportError, OSError) as error:
+        console.print(f"[red bold]no report:[/] {error}", soft_wrap=True, highlight=False)
+        raise typer.Exit(2) from error
+    console.print(f"Report: [bold]{out}[/]", soft_wrap=True, highlight=False)
 
 
 @app.command("list")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .evaluate import Result
 
-__all__ = ["accuracy_along", "accuracy_along_all", "examples", "forgetting", "reliability"]
+__all__ = ["accuracy_along", "accuracy_along_all", "along", "cost", "examples", "forgetting", "reliability"]
 
 _STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -77,6 +77,34 @@ def accuracy_along_all(groups: Sequence[Sequence[Result]]) -> Figure:
         _along(ax, results, [[d.accuracy for d in r.domains] for r in results], [d.name for d in results[0].domains])
         ax.set_title(f"{results[0].network}: accuracy along the stream")
         ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+@mpl.rc_context(_STYLE)
+def along(results: Sequence[Result], name: str) -> Figure:
+    """A number of each domain, in the order of the stream."""
+    figure, (ax,) = _axes(9, 3.4)
+    lines = [[getattr(domain, name) for domain in result.domains] for result in results]
+    _along(ax, results, lines, [domain.name for domain in results[0].domains])
+    label = {"accuracy": "accuracy", "ece": "calibration error"}[name]
+    ax.set_ylabel(f"{label} (%)")
+    ax.set_title(f"{results[0].network}: {label} along the stream")
+    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+@mpl.rc_context(_STYLE)
+def cost(results: Sequence[Result]) -> Figure:
+    """Accuracy against passes a sample: up and to the left is better."""
+    figure, (ax,) = _axes(9, 3.6)
+    for result in results:
+        samples = sum(sum(domain.count) for domain in result.domains)
+        passes = (result.forwards + result.backwards) / samples
+        ax.scatter(passes, 100 * result.accuracy, s=60, color=_colour(result), label=result.method, zorder=3)
+    ax.set_xscale("log")
+    ax.set(xlabel="forward and backward passes a sample", ylabel="accuracy (%)")
+    ax.set_title("Cost against accuracy")
+    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 

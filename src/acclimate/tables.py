@@ -12,8 +12,19 @@ from statistics import mean, stdev
 from typing import Any
 
 from .evaluate import Result
+from .paper import rows_for
 
-__all__ = ["FORMATS", "Stored", "as_csv", "as_latex", "as_markdown", "differences", "paper_table", "read_results"]
+__all__ = [
+    "FORMATS",
+    "Stored",
+    "as_csv",
+    "as_latex",
+    "as_markdown",
+    "differences",
+    "paper_table",
+    "read_results",
+    "with_paper",
+]
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,22 @@ def paper_table(results: Sequence[Stored]) -> tuple[list[str], list[list[str]]]:
             passes = [f"{forwards:,.0f}", f"{backwards:,.0f}"] if first else ["", ""]
             rows.append([label if first else "", kind, *cells, average, *passes])
     return header, rows
+
+
+def with_paper(rows: Sequence[list[str]], results: Sequence[Stored]) -> list[list[str]]:
+    """Each method's rows followed by the paper's, marked as such, where all results have a setting of the paper's."""
+    known = {row.method: row for row in rows_for(results[0].content)}
+    out: list[list[str]] = []
+    method = ""
+    for row in rows:
+        method = row[0] or method
+        out.append(list(row))
+        line = known.get(method)
+        if row[1] == "ECE" and line is not None:
+            told = [f"{method} (paper{line.note})", "Acc.", *(f"{v:.1f}" for v in line.accuracy)]
+            out.append([*told, f"{line.average[0]:.2f}", f"{line.forwards:,}", f"{line.backwards:,}"])
+            out.append(["", "ECE", *(f"{v:.1f}" for v in line.ece), f"{line.average[1]:.2f}", "", ""])
+    return out
 
 
 def as_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,0 +1,68 @@
+"""The paper's own numbers, to stand beside ours where the setting is the same."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+__all__ = ["PaperRow", "paper_notes", "paper_rows", "rows_for"]
+
+
+_NETWORKS = {"resnet50": "resnet50", "vit_base_patch16": "vit-base", "vit_b_16": "vit-base"}
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """A method's line in one of the paper's tables, in per cent."""
+
+    data: str
+    scenario: str
+    severity: int | None
+    network: str
+    method: str
+    note: str
+    """`†` or `*` where the paper ran it under another scenario: see `paper_notes`."""
+    accuracy: Sequence[float]
+    ece: Sequence[float]
+    average: Sequence[float]
+    forwards: int
+    backwards: int
+
+
+@functools.cache
+def _content() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((files("acclimate") / "paper.json").read_text(encoding="utf-8"))
+    return content
+
+
+def paper_rows() -> list[PaperRow]:
+    """Every line: ImageNet-C at severity 5, lifelong and single-domain, and ImageNet-R, of ResNet-50 and ViT-Base."""
+    return [PaperRow(**row) for row in _content()["rows"]]
+
+
+def paper_notes() -> dict[str, str]:
+    """What the marks mean."""
+    notes: dict[str, str] = _content()["notes"]
+    return notes
+
+
+def rows_for(content: dict[str, Any]) -> list[PaperRow]:
+    """The lines whose setting a stored result has: data, scenario, severity, all images, and the network."""
+    protocol, model = content["protocol"], content["model"].lower()
+    network = (
+        "resnet50" if "resnet50" in model else "vit-base" if "vit_base_patch16" in model or "vit_b_16" in model else ""
+    )
+    data = protocol["data"].partition(":")[0]
+    if protocol["images"] is not None or protocol["shifts"] is not None:
+        return []
+    return [
+        row
+        for row in paper_rows()
+        if (row.data, row.network) == (data, network)
+        and row.severity in (None, protocol["severity"])
+        and (row.scenario == protocol["scenario"] or row.data == "imagenet-r")
+    ]
