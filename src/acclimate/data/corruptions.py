@@ -35,7 +35,7 @@ def corrupt(x: Tensor, name: str, severity: int, generator: Generator) -> Tensor
         raise ValueError(f"expected floating-point images of shape (B, C, H, W), got {x.dtype} of {tuple(x.shape)}")
     if min(x.shape[-2:]) < 28:
         raise ValueError(f"images of {x.shape[-2]}×{x.shape[-1]} pixels are too small to corrupt: 28 is the least")
-    if x.numel() and not (float(x.min()) >= 0 and float(x.max()) <= 1):
+    if x.numel() and not bool(((x >= 0) & (x <= 1)).all()):
         raise ValueError("corruptions take images in [0, 1]: undo the normalisation first")
     return CORRUPTIONS[name](x, severity - 1, generator).clamp(0, 1)
 

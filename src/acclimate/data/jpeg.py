@@ -36,13 +36,13 @@ def jpeg(x: Tensor, quality: int) -> Tensor:
     levels = (x * 255).round()
     height, width = x.shape[-2:]
     if x.shape[1] != 3:
-        return (_coded(levels, _table(_LUMINANCE, quality, x)) / 255).clamp(0, 1)
+        return (_coded(levels, _table(_LUMINANCE, quality, x.dtype, x.device)) / 255).clamp(0, 1)
     red, green, blue = levels[:, :1], levels[:, 1:2], levels[:, 2:]
     light = (0.299 * red + 0.587 * green + 0.114 * blue).round()
     colours = torch.cat([(blue - light) / 1.772 + 128, (red - light) / 1.402 + 128], 1).round()
-    light = _coded(light, _table(_LUMINANCE, quality, x))
+    light = _coded(light, _table(_LUMINANCE, quality, x.dtype, x.device))
     halved = F.avg_pool2d(F.pad(colours, (0, width % 2, 0, height % 2), mode="replicate"), 2).round()
-    halved = _coded(halved, _table(_CHROMINANCE, quality, x))
+    halved = _coded(halved, _table(_CHROMINANCE, quality, x.dtype, x.device))
     colours = F.interpolate(halved, scale_factor=2, mode="bilinear", align_corners=False)[..., :height, :width]
     cb, cr = colours[:, :1].round() - 128, colours[:, 1:].round() - 128
     rgb = torch.cat([light + 1.402 * cr, light - 0.344136 * cb - 0.714136 * cr, light + 1.772 * cb], 1)
@@ -55,21 +55,22 @@ def _coded(planes: Tensor, table: Tensor) -> Tensor:
     padded = F.pad(planes - 128, (0, -width % 8, 0, -height % 8), mode="replicate")
     rows, columns = padded.shape[-2] // 8, padded.shape[-1] // 8
     blocks = padded.view(*planes.shape[:2], rows, 8, columns, 8).transpose(3, 4)
-    cosines = _cosines().to(planes)
+    cosines = _cosines(planes.dtype, planes.device)
     blocks = ((cosines @ blocks @ cosines.mT) / table).round() * table
     blocks = (cosines.mT @ blocks @ cosines).transpose(3, 4).reshape_as(padded)
     return (blocks + 128).round().clamp(0, 255)[..., :height, :width]
 
 
-def _table(base: tuple[tuple[int, ...], ...], quality: int, like: Tensor) -> Tensor:
+@functools.cache
+def _table(base: tuple[tuple[int, ...], ...], quality: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     scale = 5000 // quality if quality < 50 else 200 - 2 * quality
-    return ((like.new_tensor(base) * scale + 50) / 100).floor().clamp(1, 255)
+    return ((torch.tensor(base) * scale + 50) // 100).clamp(1, 255).to(device, dtype)
 
 
 @functools.cache
-def _cosines() -> Tensor:
+def _cosines(dtype: torch.dtype, device: torch.device) -> Tensor:
     """The orthonormal transform, a row a frequency."""
     at = torch.arange(8, dtype=torch.float64)
     rows = torch.cos(math.pi * (2 * at + 1) * at[:, None] / 16) / 2
     rows[0] /= math.sqrt(2)
-    return rows
+    return rows.to(device, dtype)
