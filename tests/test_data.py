@@ -50,6 +50,29 @@ def test_preprocessing_is_resize_and_centre_crop(tmp_path: Path) -> None:
         read_image(tmp_path / "a.png", Preprocess(None, 64))
 
 
+@pytest.mark.parametrize("size", [(500, 334), (640, 427), (300, 257), (375, 500), (513, 400)])
+def test_resize_and_crop_are_torchvisions(size: tuple[int, int], tmp_path: Path) -> None:
+    import torchvision.transforms as tv
+
+    picture(tmp_path / "a.png", size=size)
+    chain = tv.Compose([tv.Resize(256), tv.CenterCrop(224), tv.PILToTensor()])
+    with Image.open(tmp_path / "a.png") as opened:
+        expected = chain(opened)
+    assert torch.equal(read_image(tmp_path / "a.png", Preprocess(256, 224)), expected)
+    squashed = read_image(tmp_path / "a.png", Preprocess(64, None, "bicubic", squash=True))
+    assert squashed.shape == (3, 64, 64)
+
+
+def test_greys_of_16_bits_and_hidden_files(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 65535, 40 * 40).astype(np.uint16).reshape(40, 40)
+    (tmp_path / "c").mkdir()
+    Image.fromarray(ramp).save(tmp_path / "c" / "deep.png")
+    (tmp_path / "c" / "._deep.png").write_bytes(b"a Mac's")
+    images = ImageFolder(tmp_path)
+    assert len(images) == 1
+    assert abs(float(images[0][0].float().mean()) - 127) < 2
+
+
 def test_a_truncated_jpeg_is_named(tmp_path: Path) -> None:
     class_folder(tmp_path)
     broken = tmp_path / "n00000001" / "val_12.JPEG"
@@ -135,6 +158,8 @@ def test_imagenet_r_and_its_classes(tmp_path: Path) -> None:
     assert len(suite.part("renditions", 5).images) == 12
     with pytest.raises(DataError, match="no clean version"):
         suite.clean()
+    with pytest.raises(DataError, match="ImageNet-R has no 'fog'"):
+        suite.part("fog", 5)
 
 
 def cifar(root: Path, shifts: tuple[str, ...] = ("fog", "snow"), each: int = 6) -> Path:

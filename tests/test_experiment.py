@@ -173,6 +173,8 @@ def test_another_plan_is_not_mixed_in(tmp_path: Path) -> None:
         ({"precision": "fp8"}, "no precision 'fp8'"),
         ({"probe": "magic"}, "no probe 'magic'"),
         ({"overrides": {"magic": {}}}, "no method 'magic'"),
+        ({"images": 0}, "images=0: expected a number of at least 1"),
+        ({"source_images": "many"}, "source_images='many'"),
     ],
 )
 def test_plans_that_cannot_be(changes: dict[str, Any], message: str) -> None:
@@ -191,20 +193,22 @@ def test_overrides_are_read_and_reach_the_adapter(tmp_path: Path) -> None:
     assert Plan.from_dict(chosen.as_dict()).as_dict() == chosen.as_dict()
     with pytest.raises(PlanError, match="a plan has no magic: it has methods"):
         Plan.from_dict({"magic": 1})
+    with pytest.raises(PlanError, match="seeds=3: expected a list"):
+        Plan.from_dict({"seeds": 3})
 
 
 def test_the_probe_does_not_show_what_the_fisher_importance_saw(tmp_path: Path) -> None:
     run = Run(plan(probe_images=200, source_images=500), tmp_path)
-    assert not {index for _, index in run.clean(0).picks} & {index for _, index in run._source_picks(0)}
+    assert not set(run.clean(0).picks) & set(run._source(0).picks)
+    assert len(run._source(0).picks) == 500
 
 
 @pytest.mark.parametrize("scenario", ["single-domain", "mixed", "correlated", "episodic"])
 @pytest.mark.parametrize("probe", ["none", "readapt"])
 def test_plans_of_other_scenarios(scenario: str, probe: str, tmp_path: Path) -> None:
     found = carry_out(plan(methods=("tent",), scenario=scenario, probe=probe), tmp_path)["tent-seed0.json"]
-    names = [domain["name"] for domain in found["domains"]]
-    assert ("clean" in names) == (probe == "readapt")
-    assert found["clean_before"] is None
+    assert "clean" not in [domain["name"] for domain in found["domains"]]
+    assert all((domain["clean_accuracy"] is None) == (probe == "none") for domain in found["domains"])
 
 
 def test_half_precision_runs(tmp_path: Path) -> None:
@@ -236,7 +240,13 @@ def test_tables_in_the_papers_layout(tmp_path: Path) -> None:
     carry_out(plan(severity=3), tmp_path / "b")
     mixed = runner.invoke(app, ["table", str(tmp_path / "a"), str(tmp_path / "b")])
     assert "these results are not comparable: their severity differs: 3, 5" in mixed.output.replace("\n", " ")
+    assert "Tent | Acc." in mixed.output
+    assert mixed.output.count("| Tent | Acc. |") == 2, "different settings are not averaged"
     assert runner.invoke(app, ["table", str(tmp_path / "no")]).exit_code == 2
+    twice = runner.invoke(app, ["table", str(tmp_path / "a"), str(tmp_path / "a")])
+    assert twice.output == runner.invoke(app, ["table", str(tmp_path / "a")]).output
+    (tmp_path / "a" / "x-seed0.json").write_text("{")
+    assert "is damaged" in runner.invoke(app, ["table", str(tmp_path / "a")]).output
 
 
 def test_the_run_command(tmp_path: Path) -> None:
@@ -254,9 +264,23 @@ def test_the_run_command(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert (written["severity"], written["images"], written["methods"]) == (4, 16, ["source"])
     assert "Source" in done.output
-    wrong = runner.invoke(app, ["run", "--data", "imagenet-c:/no/such/folder", "--out", out + "2"])
-    assert wrong.exit_code == 2
-    assert "cannot run: ImageNet-C: there is no folder" in wrong.output.replace("\n", " ")
+    for options, message in (
+        (["--data", "imagenet-c:/no/such/folder"], "cannot run: ImageNet-C: there is no folder"),
+        (["--data", "folder:/tmp/[/b]"], "there is no folder /tmp/[/b]"),
+        (["--set", "tent.bogus=1", "--method", "tent"], "bogus"),
+        (["--device", "foo"], "foo"),
+        (["--shift", "contrast", "--shift", "nonsense"], "digits has no 'nonsense': it has gaussian_noise"),
+        (["--model", "digits-vit", "--method", "bn-adapt"], "bn-adapt needs BatchNorm"),
+    ):
+        wrong = runner.invoke(app, ["run", "--images", "8", *options, "--out", out + "2"])
+        assert wrong.exit_code == 2, wrong.output
+        assert message in wrong.output.replace("\n", " "), wrong.output
+    config.write_text(json.dumps({"methods": ["tent"], "overrides": {"tent": {"lr": 0.5}}, "images": 8}))
+    merged = ["run", "--config", str(config), "--set", "tent.statistics=source", "--shift", "contrast"]
+    assert runner.invoke(app, [*merged, "--out", out + "3"]).exit_code == 0
+    call = json.loads((Path(out + "3") / "tent-seed0.json").read_text())["call"]
+    assert "lr=0.5" in call
+    assert "statistics='source'" in call
     listed = runner.invoke(app, ["list"]).output
     assert all(name in listed for name in ("eata-c", "timm:NAME", "imagenet-r", "correlated"))
 

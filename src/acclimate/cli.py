@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from ._version import __version__
 
@@ -17,6 +18,7 @@ try:
     import typer
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
     from rich.table import Table
 except ImportError as error:
@@ -151,6 +153,7 @@ def run(
     images: Annotated[int | None, typer.Option(min=1, help="Of each domain; all, unless given.")] = None,
     probe: Annotated[str, typer.Option(help="Of forgetting: snapshot, readapt (the paper's), or none.")] = "snapshot",
     preset: Annotated[str | None, typer.Option(help="resnet50 or vit-base; by the network, unless given.")] = None,
+    source: Annotated[str | None, typer.Option(help="Data with clean images for EATA, if --data has none.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Such as eata.beta=500; repeat for more.")] = None,
     device: Device = "cpu",
     precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "fp32",
@@ -177,6 +180,7 @@ def run(
         "images": images,
         "probe": probe,
         "preset": preset,
+        "source": source,
         "device": device,
         "precision": precision,
         "workers": workers,
@@ -189,20 +193,34 @@ def run(
             for name, value in given.items()
             if value is not None and (name not in content or _named(context, option.get(name, name)))
         }
-        overrides = {**content.pop("overrides", {}), **read_overrides(settings or [])}
+        old, new = content.pop("overrides", {}), read_overrides(settings or [])
+        overrides = {name: {**old.get(name, {}), **new.get(name, {})} for name in {**old, **new}}
         plan = Plan.from_dict({**content, **said, "overrides": overrides})
         job = Run(plan, out)
+        if method is None and "methods" not in content and job.network.family != "resnet50":
+            plan = replace(plan, methods=[name for name in plan.methods if name != "bn-adapt"])
+            job = Run(plan, out)
+            console.print("bn-adapt is left out: the network has no BatchNorm")
+        job.check()
         if dry_run:
             _show_plan(job)
             return
         results = _do(job)
-    except (ValueError, ImportError, OSError) as error:
-        console.print(f"[red bold]cannot run:[/] {error}", soft_wrap=True, highlight=False)
-        raise typer.Exit(2) from error
+    except _EXPECTED as error:
+        _refuse("cannot run", error)
     _print_table(f"{plan.data}, {plan.scenario}, severity {plan.severity}", results)
     console.print(
         f"\nResults: [bold]{out}[/]; `acclimate table {out}` shows every domain", soft_wrap=True, highlight=False
     )
+
+
+_EXPECTED = (ValueError, TypeError, RuntimeError, AssertionError, ImportError, OSError)
+"""What a wrong option, a missing folder or a broken file may raise: told in a line, without a traceback."""
+
+
+def _refuse(what: str, error: BaseException) -> NoReturn:
+    console.print(f"[red bold]{what}:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+    raise typer.Exit(2) from error
 
 
 def _named(context: typer.Context, option: str) -> bool:
@@ -221,7 +239,9 @@ def _read_plan(config: Path | None) -> dict[str, Any]:
         except ImportError as error:
             raise ValueError("TOML needs Python 3.11: write the plan as JSON") from error
         return tomllib.loads(text)
-    content: dict[str, Any] = json.loads(text)
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError(f"{config} holds no plan: expected an object with methods, model, data, …")  # noqa: TRY004
     return content
 
 
@@ -277,9 +297,8 @@ def table(
         raise typer.BadParameter(f"no format {layout!r}: choose from {', '.join(FORMATS)}", param_hint="--format")
     try:
         results = read_results(folders)
-    except OSError as error:
-        console.print(f"[red bold]no table:[/] {error}", soft_wrap=True, highlight=False)
-        raise typer.Exit(2) from error
+    except _EXPECTED as error:
+        _refuse("no table", error)
     for told in differences(results):
         Console(stderr=True).print(f"[red bold]these results are not comparable:[/] {told}", soft_wrap=True)
     header, rows = paper_table(results)
@@ -307,9 +326,8 @@ def report(
         told = folders[0] / "plan.json"
         plan = Plan.from_dict(json.loads(told.read_text())) if pictures and told.is_file() else None
         write_page(out, results, plan)
-    except (ValueError, ImportError, OSError) as error:
-        console.print(f"[red bold]no report:[/] {error}", soft_wrap=True, highlight=False)
-        raise typer.Exit(2) from error
+    except _EXPECTED as error:
+        _refuse("no report", error)
     console.print(f"Report: [bold]{out}[/]", soft_wrap=True, highlight=False)
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -49,6 +49,10 @@ def run(adapter: Adapter, scenario: Scenario) -> Iterator[Moment]:
                 adapter.reset()
             logits = adapter(x)
             yield Moment(domain.name, logits, targets, adapter.last)
+        if scenario.clean_between is not None:
+            for x, targets in scenario.clean_between.on(adapter.device):
+                logits = adapter(x)
+                yield Moment(scenario.clean_between.name, logits, targets, adapter.last)
 
 
 @dataclass
@@ -157,13 +161,19 @@ class Result:
         return {**asdict(self), **averages, **more, **cost}
 
 
-def accuracy_of(adapter: Adapter, domain: Stream) -> float:
+def accuracy_of(adapter: Adapter, domain: Stream, resets: Literal["never", "batch"] = "never") -> float:
     """Accuracy on a domain of an adapter that adapts to it, too; the adapter is then put back as it was."""
     snapshot = adapter.snapshot()
+    try:
+        return _accuracy(adapter, Scenario(domain.name, [domain], resets))
+    finally:
+        adapter.restore(snapshot)
+
+
+def _accuracy(adapter: Adapter, scenario: Scenario) -> float:
     meter = Meter()
-    for moment in run(adapter, Scenario(domain.name, [domain])):
+    for moment in run(adapter, scenario):
         meter.update(moment.logits, moment.targets)
-    adapter.restore(snapshot)
     return meter.accuracy
 
 
@@ -183,8 +193,10 @@ def evaluate(
     A run that stopped goes on from what it had `so_far`, with the adapter as it was then.
     """
 
+    resets: Literal["never", "batch"] = "batch" if scenario.resets == "batch" else "never"
+
     def probe() -> float | None:
-        return None if clean is None else accuracy_of(adapter, clean)
+        return None if clean is None else accuracy_of(adapter, clean, resets)
 
     before = so_far.clean_before if so_far else probe()
 
@@ -199,7 +211,11 @@ def evaluate(
     )
     for domain in scenario.domains[len(result.domains) :]:
         result.domains.append(_measure(adapter, Scenario(scenario.name, [domain], scenario.resets), on_batch))
-        result.domains[-1].clean_accuracy = before if adapter.episodic else probe()
+        if scenario.clean_between is not None:  # adapts, and carries on
+            between = Scenario("clean", [scenario.clean_between], resets)
+            result.domains[-1].clean_accuracy = _accuracy(adapter, between)
+        else:
+            result.domains[-1].clean_accuracy = before if adapter.episodic else probe()
         if on_domain is not None:
             on_domain(result)
     return result
@@ -213,9 +229,12 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
     meter = Meter()
     images = forwards = in_graph = 0
     backwards, kept = torch.zeros((), device=device), torch.zeros((), device=device)
+    accuracy, read = 0.0, 0.0
     spent, since = 0.0, time.perf_counter()
     for moment in run(adapter, scenario):
         step = moment.step
+        if not images:
+            _check_labels(moment)
         meter.update(moment.logits, moment.targets)
         images += step.size
         forwards += step.forwards
@@ -223,8 +242,10 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
         backwards += step.backwards
         kept += step.size * step.kept.float().mean() if step.kept is not None else step.size * step.updated
         if on_batch is not None:
+            if time.perf_counter() - read > 0.5:  # a look at the device, which waits for it
+                accuracy, read = meter.accuracy, time.perf_counter()
             spent += time.perf_counter() - since
-            on_batch(moment, meter.accuracy)
+            on_batch(moment, accuracy)
             since = time.perf_counter()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -245,6 +266,12 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
         gpu_memory=torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None,
         process_memory=process_memory(),
     )
+
+
+def _check_labels(moment: Moment) -> None:
+    highest, classes = int(moment.targets.max()), moment.logits.shape[1]
+    if highest >= classes and moment.targets.dim() == 1:
+        raise ValueError(f"labels go up to {highest}, and the network has {classes} classes: is it for other data?")
 
 
 def process_memory() -> float | None:

@@ -85,8 +85,9 @@ class Plan:
     batch_size: int = 64
     images: int | None = None
     """Of each domain; None takes all."""
+    source: str | None = None
+    """Where clean images for the Fisher importance of EATA and EATA-C come from; None: the data's own clean part."""
     source_images: int = 2000
-    """Clean images for the Fisher importance of EATA and EATA-C."""
     probe: str = "snapshot"
     """How forgetting is measured: from a `snapshot` that leaves the stream untouched, by the paper's `readapt`ation to
     clean images between the domains, or not at all (`none`)."""
@@ -111,6 +112,10 @@ class Plan:
                 raise PlanError(f"no {what} {value!r}: choose from {', '.join(known)}")
         if not self.methods or not self.seeds:
             raise PlanError("a plan needs at least one method and one seed")
+        for name in ("severity", "batch_size", "images", "source_images", "probe_images"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise PlanError(f"{name}={value!r}: expected a number of at least 1")
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Plan:
@@ -119,6 +124,9 @@ class Plan:
             raise PlanError(
                 f"a plan has no {', '.join(sorted(unknown))}: it has {', '.join(f.name for f in fields(cls))}"
             )
+        for name in ("methods", "seeds", "shifts"):
+            if not isinstance(content.get(name, []), (list, tuple, type(None))):
+                raise PlanError(f"{name}={content[name]!r}: expected a list")
         arguments: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in content.items()}
         return cls(**arguments)
 
@@ -160,9 +168,13 @@ class Run:
 
     def __init__(self, plan: Plan, out: Path) -> None:
         self.plan, self.out = plan, out
+        self._scenarios: dict[int, Scenario] = {}
         told = out / "plan.json"
         if told.is_file():
-            found = json.loads(told.read_text())
+            try:
+                found = json.loads(told.read_text())
+            except ValueError as error:
+                raise PlanError(f"{told} is damaged ({error}): remove it, or choose another --out") from error
             mine = plan.as_dict()
             differs = [key for key in ("model", "preset", *plan.protocol) if found.get(key) != mine[key]]
             if differs:
@@ -184,6 +196,11 @@ class Run:
 
     def scenario(self, seed: int) -> Scenario:
         """What the adapter of a seed meets."""
+        if seed not in self._scenarios:
+            self._scenarios[seed] = self._scenario(seed)
+        return self._scenarios[seed]
+
+    def _scenario(self, seed: int) -> Scenario:
         plan = self.plan
         scenario = SCENARIOS[plan.scenario](
             self.suite,
@@ -213,17 +230,33 @@ class Run:
         plan, method = self.plan, METHODS[job.method]
         arguments: dict[str, Any] = {"seed": job.seed, "classes": getattr(self.suite, "classes", None)}
         arguments |= plan.overrides.get(job.method, {})
-        if job.method in ("eata", "eata-c") and arguments.get("beta") != 0 and "source" not in arguments:
-            pictures = replace(self.clean(job.seed), picks=self._source_picks(job.seed))
-            arguments["source"] = [x for x, _ in pictures.on(plan.device)]
+        if self._needs_source(job.method):
+            arguments["source"] = [x for x, _ in self._source(job.seed).on(plan.device)]
         preset = plan.preset or self.network.family
         return method.preset(preset, self.network.model, **arguments)
 
-    def _source_picks(self, seed: int) -> list[tuple[int, int]]:
+    def _needs_source(self, method: str) -> bool:
+        return method in ("eata", "eata-c") and self.plan.overrides.get(method, {}).get("beta") != 0
+
+    def _source(self, seed: int) -> Drawn:
         """From the far end of the clean images' order: where there are enough, none that the probe shows."""
-        count = len(self.suite.clean().images)
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed + 1)).tolist()
-        return [(0, index) for index in order[-self.plan.source_images :]]
+        plan = self.plan
+        suite: Suite = self.suite if plan.source is None else open_suite(plan.source, self.network.preprocess)
+        everything = drawn("source", suite.clean(), batch_size=plan.batch_size, seed=seed + 1, workers=plan.workers)
+        return replace(everything, picks=everything.picks[-plan.source_images :])
+
+    def check(self) -> None:
+        """Raise for what would stop the plan later: shifts that are not there, source images that cannot be had."""
+        self.scenario(self.plan.seeds[0])
+        needing = [method for method in self.plan.methods if self._needs_source(method)]
+        if needing and self.plan.source is None and not self._has_clean:
+            raise PlanError(
+                f"{needing[0]} needs clean images, and {self.plan.data.partition(':')[0]} has none: name them with "
+                f"source=, such as imagenet:FOLDER, or set {needing[0]}.beta=0"
+            )
+        no_batch_norm = self.network.family != "resnet50"
+        if "bn-adapt" in self.plan.methods and no_batch_norm:
+            raise PlanError("bn-adapt needs BatchNorm layers, and the network has none: leave it out")
 
     def do(self, job: Job, on_batch: Callable[[Moment, float], None] | None = None) -> Result:
         """Carry out a job, or what is left of it; done ones are read."""
@@ -254,6 +287,8 @@ class Run:
         """Seconds that each method may take for all seeds, from a few timed batches."""
         scenario = self.scenario(self.plan.seeds[0])
         images = sum(min(len(domain) * self.plan.batch_size, _size(domain)) for domain in scenario.domains)
+        if self.plan.probe != "none":
+            images += (len(scenario.domains) + 1) * self.plan.probe_images
         forward, step = (self._seconds(method, scenario, batches) for method in ("source", "tent"))
         backward = max(step - forward, 0.0)
         return {
@@ -271,8 +306,10 @@ class Run:
                 adapter(x)
                 if x.is_cuda:
                     torch.cuda.synchronize(x.device)
-                if index or batches == 0:  # the first warms up
-                    taken, seen = taken + time.perf_counter() - start, seen + len(x)
+                spent = time.perf_counter() - start
+                if index <= 1:  # the first warms up, and counts only if it stays alone
+                    taken, seen = 0.0, 0
+                taken, seen = taken + spent, seen + len(x)
         adapter.reset()
         return taken / max(seen, 1)
 
@@ -314,7 +351,7 @@ class Run:
 
     def _arguments(self, job: Job) -> dict[str, Any]:
         plan = self.plan.as_dict()
-        settings = {name: plan[name] for name in ("source_images", "probe_images", "preset")}
+        settings = {name: plan[name] for name in ("source", "source_images", "probe_images", "preset")}
         return {**settings, **plan["overrides"].get(job.method, {})}
 
     def _states(self, job: Job) -> list[Path]:
@@ -333,6 +370,8 @@ class Run:
         if content["arguments"] != self._arguments(job):
             raise PlanError(f"{path} was made with other settings ({content['arguments']}): choose another --out")
         if content["done"]:
+            for left in self._states(job):  # a run that was killed while it tidied up
+                left.unlink(missing_ok=True)
             return result, None
         state = self.out / f"{job.name}.after{len(result.domains)}.safetensors"
         if not state.is_file():

@@ -14,9 +14,13 @@ BINS = 15
 
 _UNIFORM = 40 * BINS
 _EDGES = torch.cat(
-    [torch.arange(1, _UNIFORM, dtype=torch.float64) / _UNIFORM, 1 - torch.logspace(-3, -9, 200, dtype=torch.float64)]
+    [
+        torch.logspace(-5, -3, 200, dtype=torch.float64),
+        torch.arange(1, _UNIFORM, dtype=torch.float64) / _UNIFORM,
+        1 - torch.logspace(-3, -9, 200, dtype=torch.float64),
+    ]
 ).sort()[0]
-"""Between the fine bins of confidence: even ones, which the fifteen are made of, and ever more towards certainty."""
+"""Between the fine bins of confidence: even ones, which the fifteen are made of, and more of them at both ends."""
 
 
 def calibration_error(count: Tensor, confident: Tensor, correct: Tensor) -> Tensor:
@@ -36,6 +40,7 @@ class Meter:
         """Counts, and sums of confidence and of right predictions, a fine bin of confidence."""
         self.sums = torch.zeros(2, dtype=torch.float64)
         """Of −log p_y and of the Brier score."""
+        self.edges = _EDGES
 
     @torch.no_grad()
     def update(self, logits: Tensor, targets: Tensor, ignore: int = -1) -> None:
@@ -50,7 +55,7 @@ class Meter:
         sure, predicted = p.max(1)
         right = (predicted == y).double()
         own = log_p.gather(1, y[:, None])[:, 0]
-        index = torch.bucketize(sure, _EDGES.to(sure.device))  # right-closed
+        index = torch.bucketize(sure, self.edges)  # right-closed
         for row, values in zip(self.fine, (torch.ones_like(sure), sure, right), strict=True):
             row.index_add_(0, index, counted * values)
         brier = p.square().sum(1) - 2 * own.exp() + 1
@@ -58,7 +63,7 @@ class Meter:
 
     def _move(self, device: torch.device) -> None:
         if self.fine.device != device:
-            self.fine, self.sums = self.fine.to(device), self.sums.to(device)
+            self.fine, self.sums, self.edges = (t.to(device) for t in (self.fine, self.sums, self.edges))
 
     @property
     def total(self) -> float:

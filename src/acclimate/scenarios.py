@@ -67,7 +67,7 @@ def lifelong(
     """Shift after shift; nothing is ever reset."""
     domains = [
         drawn(shift, suite.part(shift, severity), batch_size=batch_size, images=images, seed=seed, workers=workers)
-        for shift in shifts or suite.shifts
+        for shift in _chosen(suite, shifts)
     ]
     return Scenario("lifelong", domains)
 
@@ -95,7 +95,7 @@ def gradual(suite: Suite, *, severity: int = 5, shifts: Sequence[str] | None = N
     """Each shift growing from severity 1 to `severity` and falling again."""
     levels = [*range(1, severity + 1), *range(severity - 1, 0, -1)]
     domains: list[Stream] = []
-    for shift in shifts or suite.shifts:
+    for shift in _chosen(suite, shifts):
         for level in levels:
             (domain,) = _drawn(lifelong(suite, severity=level, shifts=[shift], **options))
             domains.append(replace(domain, name=f"{shift} {level}"))
@@ -113,7 +113,7 @@ def mixed(
     workers: int = 0,
 ) -> Scenario:
     """All shifts shuffled into one domain: every batch has several."""
-    parts = [suite.part(shift, severity) for shift in shifts or suite.shifts]
+    parts = [suite.part(shift, severity) for shift in _chosen(suite, shifts)]
     generator = Generator().manual_seed(seed)
     picks = []
     for number, part in enumerate(parts):
@@ -137,8 +137,14 @@ def correlated(suite: Suite, *, concentration: float = 0.1, seed: int = 0, **opt
 
 def with_clean(scenario: Scenario, clean: Stream) -> Scenario:
     """The paper's probe of forgetting: the clean set after each domain, adapted to like any other, carrying on."""
-    domains = [part for domain in scenario.domains for part in (domain, clean)]
-    return replace(scenario, name=f"{scenario.name}, clean between", domains=domains)
+    return replace(scenario, clean_between=clean)
+
+
+def _chosen(suite: Suite, shifts: Sequence[str] | None) -> Sequence[str]:
+    known = [*suite.shifts, *getattr(suite, "extra", ())]
+    if unknown := [shift for shift in shifts or () if shift not in known]:
+        raise ValueError(f"{suite.name} has no {unknown[0]!r}: it has {', '.join(known)}")
+    return shifts or suite.shifts
 
 
 def _drawn(scenario: Scenario) -> list[Drawn]:

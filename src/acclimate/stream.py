@@ -108,11 +108,10 @@ class Drawn:
             batch_size=self.batch_size,
             num_workers=self.workers,
             pin_memory=device.type == "cuda",
-            persistent_workers=False,
+            collate_fn=_collate,
         )
-        for index, (x, y, part) in enumerate(loader):
+        for index, (x, y, chosen) in enumerate(loader):
             moved = _floating(x.to(device, non_blocking=True))
-            chosen = part.tolist()
             for number in sorted(set(chosen)):
                 change = self.parts[number].change
                 if change is not None:
@@ -144,6 +143,14 @@ class _Picked(Dataset[tuple[Tensor, int, int]]):
         return x, y, part
 
 
+def _collate(samples: Sequence[tuple[Tensor, int, int]]) -> tuple[Tensor, Tensor, list[int]]:
+    images, labels, parts = zip(*samples, strict=True)
+    if len({image.shape for image in images}) > 1:
+        sizes = " and ".join(sorted({f"{image.shape[-1]}×{image.shape[-2]}" for image in images})[:2])
+        raise ValueError(f"images of {sizes} pixels cannot be one batch: give the network a crop (Preprocess)")
+    return torch.stack(images), torch.tensor(labels), list(parts)
+
+
 def _floating(x: Tensor) -> Tensor:
     return x if x.is_floating_point() else x.float().div_(255)
 
@@ -155,6 +162,8 @@ class Scenario:
     name: str
     domains: Sequence[Stream]
     resets: Literal["never", "domain", "batch"] = "never"
+    clean_between: Stream | None = None
+    """Clean images after each domain, adapted to like any other and carrying on: the paper's probe of forgetting."""
 
     def __len__(self) -> int:
         return sum(len(domain) for domain in self.domains)

@@ -37,9 +37,14 @@ class Stored:
     @property
     def label(self) -> str:
         """The method, with what was set otherwise."""
-        kept = ("source_images", "probe_images", "preset")
-        told = [f"{k}={v}" for k, v in self.content.get("arguments", {}).items() if k not in kept]
+        told = [f"{k}={v}" for k, v in self.content["arguments"].items() if k not in _SHARED]
         return self.result.method + (f" ({', '.join(told)})" if told else "")
+
+    @property
+    def setting(self) -> str:
+        """All that must be equal for two results to be seeds of one."""
+        keys = ("model", "preprocess", "protocol", "arguments")
+        return json.dumps([self.result.method, self.result.origin.get("model"), *(self.content[k] for k in keys)])
 
 
 def read_results(folders: Sequence[Path]) -> list[Stored]:
@@ -49,18 +54,26 @@ def read_results(folders: Sequence[Path]) -> list[Stored]:
         if not folder.is_dir():
             raise FileNotFoundError(f"there is no folder {folder} with results")
         for path in sorted(folder.glob("*-seed*.json")):
-            content = json.loads(path.read_text())
-            if content.get("done"):
-                found.append((content["job"], Stored(Result.from_dict(content), content)))
+            stored = _read(path)
+            if stored.content["done"]:
+                found.append(stored)
     if not found:
         raise FileNotFoundError(f"no finished result in {', '.join(map(str, folders))}: `acclimate run` makes them")
-    return [stored for _, stored in found]
+    return list({(stored.setting, stored.result.seed): stored for stored in found}.values())
+
+
+def _read(path: Path) -> Stored:
+    try:
+        content = json.loads(path.read_text())
+        return Stored(Result.from_dict(content), {"done": False, **content})
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged, or no result of `acclimate run` ({error})") from error
 
 
 def differences(results: Sequence[Stored]) -> list[str]:
     """Why these results should not stand in one table, in words; nothing where they may."""
     told = []
-    for what in ("model", "weights", "preprocess", *_PROTOCOL, "torch", "device"):
+    for what in ("model", "weights", "preprocess", *_PROTOCOL, *_SHARED, "torch", "device"):
         values = sorted({_of(stored, what) for stored in results})
         if len(values) > 1:
             told.append(f"their {what} differs: {', '.join(values)}")
@@ -72,21 +85,29 @@ def _of(stored: Stored, what: str) -> str:
         return str(stored.content["protocol"].get(what))
     if what in ("model", "preprocess"):
         return str(stored.content[what])
+    if what in _SHARED:
+        return str(stored.content["arguments"].get(what))
     return str(stored.result.origin.get("model" if what == "weights" else what))
 
 
 _PROTOCOL = ("data", "scenario", "severity", "shifts", "batch_size", "images", "probe", "precision")
 
 
+_SHARED = ("source", "source_images", "probe_images", "preset")
+
+
 def paper_table(results: Sequence[Stored]) -> tuple[list[str], list[list[str]]]:
     """Header and rows: Acc. and ECE of each method over the domains; a mean, and a deviation over several seeds."""
-    names = [domain.name for domain in results[0].result.domains]
+    names = list(dict.fromkeys(domain.name for stored in results for domain in stored.result.domains))
     header = ["Method", "", *(name.replace("_", " ") for name in names), "Avg.", "#Forwards", "#Backwards"]
     rows = []
-    groups: dict[str, list[Result]] = {}
+    groups: dict[str, list[Stored]] = {}
     for stored in results:
-        groups.setdefault(stored.label, []).append(stored.result)
-    for label, runs in groups.items():
+        groups.setdefault(stored.setting, []).append(stored)
+    several = len({stored.content["model"] for stored in results}) > 1
+    for group in groups.values():
+        runs = [stored.result for stored in group]
+        label = group[0].label + (f", {group[0].content['model']}" if several else "")
         forwards, backwards = (
             mean(getattr(run, key) / len(run.domains) for run in runs) for key in ("forwards", "backwards")
         )
@@ -94,7 +115,7 @@ def paper_table(results: Sequence[Stored]) -> tuple[list[str], list[list[str]]]:
             by_name: dict[str, list[float]] = {name: [] for name in names}
             for domain in (domain for run in runs for domain in run.domains):
                 by_name[domain.name].append(100 * getattr(domain, key))
-            cells = [f"{mean(values):.1f}" for values in by_name.values()]
+            cells = [f"{mean(values):.1f}" if values else "–" for values in by_name.values()]
             whole = [100 * getattr(r, key) for r in runs]
             average = f"{mean(whole):.2f}" + (f" ± {stdev(whole):.2f}" if len(whole) > 1 else "")
             first = kind == "Acc."

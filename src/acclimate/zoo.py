@@ -8,10 +8,12 @@ loaded = load_network("my_networks.py:make")                # a function of your
 from __future__ import annotations
 
 import importlib.util
+import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file
@@ -61,11 +63,8 @@ def _timm(name: str, weights: Path | None) -> Loaded:
     _fill(net, weights)
     config = timm.data.resolve_model_data_config(net)
     crop = int(config["input_size"][-1])
-    return Loaded(
-        f"timm:{name}",
-        Normalised(net, config["mean"], config["std"]),
-        Preprocess(round(crop / config["crop_pct"]), crop),
-    )
+    sizes = Preprocess(math.floor(crop / config["crop_pct"]), crop, _interpolation(config["interpolation"]))
+    return Loaded(f"timm:{name}", Normalised(net, config["mean"], config["std"]), sizes)
 
 
 def _torchvision(name: str, weights: Path | None) -> Loaded:
@@ -80,7 +79,8 @@ def _torchvision(name: str, weights: Path | None) -> Loaded:
             f"torchvision could not fetch the weights of {name} ({error}): give a file, torchvision:{name}=FILE"
         ) from error
     _fill(net, weights)
-    sizes = Preprocess(transforms.resize_size[0], transforms.crop_size[0])
+    how = _interpolation(transforms.interpolation.value)
+    sizes = Preprocess(transforms.resize_size[0], transforms.crop_size[0], how)
     return Loaded(f"torchvision:{name}", Normalised(net, transforms.mean, transforms.std), sizes)
 
 
@@ -95,11 +95,17 @@ def _hugging_face(name: str, weights: Path | None) -> Loaded:
         raise NetworkError(f"transformers could not load {name!r}: {str(error).splitlines()[0]}") from error
     size = processor.size
     side = int(size.get("shortest_edge") or size["height"])
-    crop = int(processor.crop_size["height"]) if getattr(processor, "do_center_crop", False) else side
+    cuts = getattr(processor, "do_center_crop", False)
+    crop = int(processor.crop_size["height"]) if cuts else side
+    share = getattr(processor, "crop_pct", None)
+    if share and side < 384:  # ConvNeXt's way: larger by this share, then cut
+        side, crop, cuts = int(side / share), side, True
     mean, std = processor.image_mean, processor.image_std
     if not getattr(processor, "do_normalize", True):
         mean, std = (0.0,) * 3, (1.0,) * 3
-    return Loaded(f"hf:{name}", Normalised(net, mean, std), Preprocess(max(side, crop), crop))
+    how = {2: "bilinear", 3: "bicubic"}.get(int(processor.resample), "bilinear")
+    squash = not cuts and "shortest_edge" not in size
+    return Loaded(f"hf:{name}", Normalised(net, mean, std), Preprocess(side, crop, _interpolation(how), squash))
 
 
 def _file(spec: str) -> Loaded:
@@ -107,10 +113,11 @@ def _file(spec: str) -> Loaded:
     file = Path(path)
     if not file.is_file():
         raise NetworkError(f"there is no file {file}: expected FILE.py:FUNCTION")
-    told = importlib.util.spec_from_file_location(file.stem, file)
+    told = importlib.util.spec_from_file_location(f"acclimate_user_{file.stem}", file)
     if told is None or told.loader is None:
         raise NetworkError(f"{file} is no Python file: expected FILE.py:FUNCTION")
     module = importlib.util.module_from_spec(told)
+    sys.modules[told.name] = module  # dataclasses look their module up there
     told.loader.exec_module(module)
     if not callable(getattr(module, function, None)):
         raise NetworkError(f"{file} has no function {function!r}")
@@ -154,6 +161,10 @@ def load_network(spec: str, device: torch.device | str = "cpu") -> Loaded:
     return loaded
 
 
+def _interpolation(name: str) -> Literal["bilinear", "bicubic"]:
+    return "bicubic" if name == "bicubic" else "bilinear"
+
+
 def _library(module: str) -> Any:
     try:
         return importlib.import_module(module)
@@ -169,7 +180,9 @@ def _fill(net: nn.Module, weights: Path | None) -> None:
     if not weights.is_file():
         raise NetworkError(f"there is no file of weights {weights}")
     try:
-        content = load_file(weights) if weights.suffix == ".safetensors" else torch.load(weights, weights_only=True)
+        content = (
+            load_file(weights) if weights.suffix == ".safetensors" else torch.load(weights, "cpu", weights_only=True)
+        )
     except Exception as error:
         raise NetworkError(f"{weights} cannot be read as weights ({error}): a broken download?") from error
     for key in ("state_dict", "model"):

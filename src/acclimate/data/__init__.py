@@ -33,8 +33,7 @@ def _imagenet_c(path: str, preprocess: Preprocess | None, each: int | None = Non
     from .imagenet import ImageNetC
 
     root, _, clean = path.partition(",")
-    crop = None if preprocess is None else Preprocess(None, preprocess.crop)
-    return ImageNetC(root, crop, clean=clean or None, each=each)
+    return ImageNetC(root, preprocess, clean=clean or None, each=each)
 
 
 def _imagenet_c_5k(path: str, preprocess: Preprocess | None) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,10 +22,15 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Preprocess:
-    """What a network expects: the shorter side resized, then the centre cut out; None leaves a step out."""
+    """What a network expects: the shorter side resized, then the centre cut out; None leaves a step out.
+
+    `squash` resizes both sides to `resize` instead.
+    """
 
     resize: int | None = None
     crop: int | None = None
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    squash: bool = False
 
 
 def read_image(path: Path, preprocess: Preprocess) -> Tensor:
@@ -35,21 +41,38 @@ def read_image(path: Path, preprocess: Preprocess) -> Tensor:
         raise ImportError("reading images needs Pillow: pip install 'acclimate[bench]'") from error
     try:
         with Image.open(path) as opened:
-            picture = opened.convert("RGB")
+            picture = _eight_bits(opened).convert("RGB")
     except (OSError, SyntaxError) as error:
         raise DataError(f"{path} cannot be read ({error}): a broken download? Fetch it again, or remove it") from error
     if preprocess.resize is not None:
-        width, height = picture.size
-        scale = preprocess.resize / min(width, height)
-        if scale != 1:
-            picture = picture.resize((round(width * scale), round(height * scale)), Image.Resampling.BILINEAR)
+        picture = picture.resize(
+            _resized(picture.size, preprocess), getattr(Image.Resampling, preprocess.interpolation.upper())
+        )
     if preprocess.crop is not None:
         width, height = picture.size
         if min(width, height) < preprocess.crop:
             raise DataError(f"{path} is {width}×{height}: too small for a crop of {preprocess.crop}")
-        left, top = (width - preprocess.crop) // 2, (height - preprocess.crop) // 2
+        left, top = (round((side - preprocess.crop) / 2) for side in (width, height))
         picture = picture.crop((left, top, left + preprocess.crop, top + preprocess.crop))
     return torch.from_numpy(np.array(picture)).movedim(-1, 0).contiguous()
+
+
+def _resized(size: tuple[int, int], preprocess: Preprocess) -> tuple[int, int]:
+    """As torchvision has it: the longer side is cut to a whole number."""
+    wanted = preprocess.resize or min(size)
+    if preprocess.squash:
+        return wanted, wanted
+    width, height = size
+    return (wanted, int(wanted * height / width)) if width <= height else (int(wanted * width / height), wanted)
+
+
+def _eight_bits(picture: Any) -> Any:
+    """16-bit greys to 8 bits, which Pillow would clip."""
+    if not picture.mode.startswith("I"):
+        return picture
+    from PIL import Image
+
+    return Image.fromarray((np.asarray(picture).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
 
 
 def folder(root: Path, what: str) -> Path:
@@ -95,7 +118,7 @@ class ImageFolder:
         self.paths: list[Path] = []
         self.labels: list[int] = []
         for label, path in enumerate(folders):
-            images = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
+            images = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and p.name[0] != ".")
             if not images:
                 raise DataError(f"{what}: {path} has no image: only partly unpacked?")
             if each is not None and len(images) != each:

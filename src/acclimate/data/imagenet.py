@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 from ..stream import Part
@@ -40,6 +41,8 @@ class ImageNet:
 
     def part(self, shift: str, severity: int) -> Part:  # noqa: ARG002
         """The same."""
+        if shift not in self.shifts:
+            raise DataError(f"ImageNet's validation set has no {shift!r}: imagenet:FOLDER corrupts it on the fly")
         return self.clean()
 
 
@@ -62,8 +65,9 @@ class ImageNetC:
         each: int | None = None,
         whole: bool = True,
     ) -> None:
-        self.root, self.preprocess = Path(root), preprocess or Preprocess(None, 224)
+        self.root, self.preprocess = Path(root), preprocess or Preprocess(256, 224)
         self.clean_root, self.each, self.whole = clean, each, whole
+        self._parts: dict[tuple[str, int], Part] = {}
         found = {path.name for path in folder(self.root, "ImageNet-C").iterdir() if path.is_dir()}
         self.shifts = tuple(name for name in BENCHMARK if name in found)
         self.extra = tuple(name for name in CORRUPTIONS if name in found and name not in BENCHMARK)
@@ -77,16 +81,22 @@ class ImageNetC:
 
     def part(self, shift: str, severity: int) -> Part:
         """One corruption at one severity."""
+        if (shift, severity) not in self._parts:
+            self._parts[shift, severity] = self._read(shift, severity)
+        return self._parts[shift, severity]
+
+    def _read(self, shift: str, severity: int) -> Part:
         root = self.root / shift / str(severity)
         each = 50 if self.whole else None
-        images = ImageFolder(root, self.preprocess, what="ImageNet-C", classes=1000 if self.whole else None, each=each)
+        cut = replace(self.preprocess, resize=None)  # they are resized already
+        images = ImageFolder(root, cut, what="ImageNet-C", classes=1000 if self.whole else None, each=each)
         return Part(_a_few(images, self.each))
 
     def clean(self) -> Part:
         """The validation images."""
         if self.clean_root is None:
             raise DataError("ImageNet-C has no clean images: name ImageNet's validation folder, clean=")
-        part = ImageNet(self.clean_root, Preprocess(256, self.preprocess.crop), whole=self.whole).clean()
+        part = ImageNet(self.clean_root, self.preprocess, whole=self.whole).clean()
         assert isinstance(part.images, ImageFolder)  # noqa: S101
         return Part(_a_few(part.images, self.each))
 
@@ -120,6 +130,8 @@ class ImageNetR:
 
     def part(self, shift: str, severity: int) -> Part:  # noqa: ARG002
         """All of them."""
+        if shift not in self.shifts:
+            raise DataError(f"ImageNet-R has no {shift!r}, only {self.shifts[0]!r}")
         return Part(ImageFolder(self.root, self.preprocess, what="ImageNet-R", classes=200 if self.whole else None))
 
     def clean(self) -> Part:

@@ -53,12 +53,19 @@ def _coded(planes: Tensor, table: Tensor) -> Tensor:
     """Blocks of 8 × 8 through rounded cosines and back."""
     height, width = planes.shape[-2:]
     padded = F.pad(planes - 128, (0, -width % 8, 0, -height % 8), mode="replicate")
-    rows, columns = padded.shape[-2] // 8, padded.shape[-1] // 8
-    blocks = padded.view(*planes.shape[:2], rows, 8, columns, 8).transpose(3, 4)
     cosines = _cosines(planes.dtype, planes.device)
-    blocks = ((cosines @ blocks @ cosines.mT) / table).round() * table
-    blocks = (cosines.mT @ blocks @ cosines).transpose(3, 4).reshape_as(padded)
-    return (blocks + 128).round().clamp(0, 255)[..., :height, :width]
+    frequencies = _on_blocks(padded, cosines)
+    by_block = frequencies.view(*planes.shape[:2], -1, 8, padded.shape[-1] // 8, 8)
+    rounded = (by_block / table[:, None]).round() * table[:, None]
+    back = _on_blocks(rounded.view_as(padded), cosines.mT)
+    return (back + 128).round().clamp(0, 255)[..., :height, :width]
+
+
+def _on_blocks(planes: Tensor, matrix: Tensor) -> Tensor:
+    """M @ block @ Mᵀ of each block of 8 × 8, in place."""
+    height, width = planes.shape[-2:]
+    down = matrix @ planes.view(*planes.shape[:2], height // 8, 8, width)
+    return (down.view(*planes.shape[:2], height, width // 8, 8) @ matrix.mT).view_as(planes)
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from functools import partial
 from torch import Generator, Tensor
 
 from ..stream import ImageSet, Part
-from .corruptions import BENCHMARK, corrupt
+from .corruptions import BENCHMARK, EXTRA, corrupt
 
 __all__ = ["Corrupted"]
 
@@ -17,7 +17,7 @@ class Corrupted:
 
     def __init__(self, name: str, images: ImageSet, classes: tuple[int, ...] | None = None) -> None:
         self.name, self.images, self.classes = name, images, classes
-        self.shifts = BENCHMARK
+        self.shifts, self.extra = BENCHMARK, EXTRA
 
     def part(self, shift: str, severity: int) -> Part:
         """One corruption at one severity."""
