@@ -369,7 +369,7 @@ def _local_shuffle(
 
 
 @functools.cache
-def _apart(size: torch.Size, reach: int, device: torch.device, pitch: int = 21) -> tuple[Tensor, list[int]]:
+def _apart(size: torch.Size, reach: int, device: torch.device, pitch: int = 15) -> tuple[Tensor, list[int]]:
     """Pixels in groups that lie a pitch apart, from the lower right up, and where the groups begin and end.
 
     The wider the pitch, the nearer to the order of rows, and the more groups.
