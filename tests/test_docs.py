@@ -35,6 +35,30 @@ def test_the_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (tmp_path / "state.safetensors").exists()
 
 
+@pytest.mark.parametrize("page", ["benchmark", "corruptions"])
+def test_the_code_in_the_pages_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
+    assert len(blocks) == 1
+    names: dict[str, object] = {}
+    exec(blocks[0], names)
+    made = names["results"] if page == "benchmark" else names["foggy"]
+    assert len(made) == (2 if page == "benchmark" else 8)
+
+
+def test_the_speeds_are_the_committed_results() -> None:
+    page = (ROOT / "docs" / "corruptions.md").read_text()
+    gpu, cpu = (
+        json.loads((ROOT / "benchmarks" / "results" / f"corruptions_{name}.json").read_text())["speed"]
+        for name in ("h200", "cpu")
+    )
+    for family, on_gpu in gpu.items():
+        there, here = on_gpu, cpu[family]
+        fast = f"{there['ours']:,.0f} | {there['ratio']:.0f}× | {here['ours']:,.0f} | {here['ratio']:.1f}×"
+        line = f"| {family} | {fast} |"
+        assert line in page, line
+
+
 def test_every_method_has_a_row_and_a_page() -> None:
     for method in METHODS.values():
         row = re.search(rf"\| \[`{method.__name__}`\]\((docs/methods/[a-z-]+\.md)\)", README)

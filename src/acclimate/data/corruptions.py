@@ -424,10 +424,10 @@ def _equalised(x: Tensor) -> Tensor:
 
 def _ice(x: Tensor, generator: Generator) -> Tensor:
     """Needles in a few directions, in patches: bluish, in the mean and spread of light that the photographs have."""
-    layers = x.new_empty(4 * len(x), 1, *x.shape[-2:])
+    layers = x.new_empty(3 * len(x), 1, *x.shape[-2:])
     needles = _standardised(_streak(_noise(layers, generator), 8, 4, (-90, 90), generator))
     patches = _standardised(_plasma(layers, 1.5, generator))
-    texture = (needles + 1.5 * patches).view(4, len(x), *layers.shape[1:]).amax(0)
+    texture = (needles + 1.5 * patches).view(3, len(x), *layers.shape[1:]).amax(0)
     texture = 0.13 * _standardised(texture)
     light = 0.3 + 0.58 * torch.rand(len(x), 1, 1, 1, generator=generator, device=x.device, dtype=x.dtype)
     return ((light + texture) * _tint(x, (225, 261, 280))).clamp(0, 1)

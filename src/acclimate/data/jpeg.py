@@ -38,15 +38,17 @@ def jpeg(x: Tensor, quality: int) -> Tensor:
     if x.shape[1] != 3:
         return (_coded(levels, _table(_LUMINANCE, quality, x.dtype, x.device)) / 255).clamp(0, 1)
     red, green, blue = levels[:, :1], levels[:, 1:2], levels[:, 2:]
-    light = (0.299 * red + 0.587 * green + 0.114 * blue).round()
-    colours = torch.cat([(blue - light) / 1.772 + 128, (red - light) / 1.402 + 128], 1).round()
+    light = (0.299 * red).add_(green, alpha=0.587).add_(blue, alpha=0.114).round_()
+    colours = torch.cat([(blue - light).div_(1.772), (red - light).div_(1.402)], 1).add_(128).round_()
     light = _coded(light, _table(_LUMINANCE, quality, x.dtype, x.device))
     halved = F.avg_pool2d(F.pad(colours, (0, width % 2, 0, height % 2), mode="replicate"), 2).round()
     halved = _coded(halved, _table(_CHROMINANCE, quality, x.dtype, x.device))
     colours = F.interpolate(halved, scale_factor=2, mode="bilinear", align_corners=False)[..., :height, :width]
-    cb, cr = colours[:, :1].round() - 128, colours[:, 1:].round() - 128
-    rgb = torch.cat([light + 1.402 * cr, light - 0.344136 * cb - 0.714136 * cr, light + 1.772 * cb], 1)
-    return rgb.round().clamp(0, 255) / 255
+    colours = colours.round().sub_(128)
+    cb, cr = colours[:, :1], colours[:, 1:]
+    green = light.sub(cb, alpha=0.344136).sub_(cr, alpha=0.714136)
+    rgb = torch.cat([light.add(cr, alpha=1.402), green, light.add(cb, alpha=1.772)], 1)
+    return rgb.round_().clamp_(0, 255).div_(255)
 
 
 def _coded(planes: Tensor, table: Tensor) -> Tensor:
@@ -56,9 +58,9 @@ def _coded(planes: Tensor, table: Tensor) -> Tensor:
     cosines = _cosines(planes.dtype, planes.device)
     frequencies = _on_blocks(padded, cosines)
     by_block = frequencies.view(*planes.shape[:2], -1, 8, padded.shape[-1] // 8, 8)
-    rounded = (by_block / table[:, None]).round() * table[:, None]
+    rounded = (by_block / table[:, None]).round_().mul_(table[:, None])
     back = _on_blocks(rounded.view_as(padded), cosines.mT)
-    return (back + 128).round().clamp(0, 255)[..., :height, :width]
+    return back.add_(128).round_().clamp_(0, 255)[..., :height, :width]
 
 
 def _on_blocks(planes: Tensor, matrix: Tensor) -> Tensor:
