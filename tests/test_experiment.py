@@ -59,6 +59,8 @@ def test_results_are_written_as_they_come(tmp_path: Path) -> None:
     assert first["clean_before"] is not None
     assert all(domain["clean_accuracy"] is not None for domain in first["domains"])
     assert first["protocol"]["data"] == "digits"
+    source = {domain["name"]: domain["accuracy"] for domain in found["source-seed0.json"]["domains"]}
+    assert first["fingerprint"]["source_accuracy"] == source
     assert found["tent-seed0.json"]["accuracy"] != found["tent-seed1.json"]["accuracy"]
     assert not list(tmp_path.glob("*.safetensors")), "states of finished runs are gone"
     assert not list(tmp_path.glob(".*")), "no temporary file is left"
@@ -231,6 +233,8 @@ def test_tables_in_the_papers_layout(tmp_path: Path) -> None:
     assert "±" in rows[2][5]
     assert rows[2][6:] == ["32", "32"]
     assert not differences(results)
+    results[-1].content["fingerprint"]["source_accuracy"]["fog"] += 0.1
+    assert any("source accuracy on fog differs" in told for told in differences(results))
 
     runner = CliRunner()
     for layout, sign in (("markdown", "| Method |"), ("latex", r"\toprule"), ("csv", "Method,,contrast")):

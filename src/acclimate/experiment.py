@@ -343,6 +343,7 @@ class Run:
             "protocol": self.plan.protocol,
             "model": self.plan.model,
             "preprocess": asdict(self.network.preprocess),
+            "fingerprint": self._fingerprint(job, result),
             "acclimate": __version__,
         }
         write_text(self.out / f"{job.name}.json", json.dumps(content, indent=1) + "\n")
@@ -353,6 +354,21 @@ class Run:
         plan = self.plan.as_dict()
         settings = {name: plan[name] for name in ("source", "source_images", "probe_images", "preset")}
         return {**settings, **plan["overrides"].get(job.method, {})}
+
+    def _fingerprint(self, job: Job, result: Result) -> dict[str, Any]:
+        """What tells a network and its data apart: weights, preprocessing, and the source accuracy of each domain.
+
+        The last is there where `source` ran before, on the same seed.
+        """
+        path = self.out / f"source-seed{job.seed}.json"
+        accuracy = {d.name: d.accuracy for d in result.domains} if job.method == "source" else None
+        if accuracy is None and path.is_file():
+            accuracy = {d["name"]: d["accuracy"] for d in json.loads(path.read_text())["domains"]}
+        return {
+            "weights": result.origin.get("model"),
+            "preprocess": asdict(self.network.preprocess),
+            "source_accuracy": accuracy,
+        }
 
     def _states(self, job: Job) -> list[Path]:
         return list(self.out.glob(f"{job.name}.after*.safetensors"))

@@ -77,7 +77,14 @@ def differences(results: Sequence[Stored]) -> list[str]:
         values = sorted({_of(stored, what) for stored in results})
         if len(values) > 1:
             told.append(f"their {what} differs: {', '.join(values)}")
-    return told
+    known: dict[tuple[int, str], float] = {}
+    for stored in results:  # the same network on the same data is as good everywhere, whatever the files are called
+        source = stored.content.get("fingerprint", {}).get("source_accuracy") or {}
+        for domain, accuracy in source.items():
+            before = known.setdefault((stored.result.seed, domain), accuracy)
+            if abs(before - accuracy) > 0.005:
+                told.append(f"their source accuracy on {domain} differs: {before:.3f}, {accuracy:.3f}")
+    return list(dict.fromkeys(told))
 
 
 def _of(stored: Stored, what: str) -> str:
