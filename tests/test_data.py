@@ -211,6 +211,13 @@ def test_suites_by_name(tmp_path: Path) -> None:
     class_folder(tmp_path)
     assert len(open_suite("digits").clean().images) == 2000
     assert len(open_suite(f"folder:{tmp_path}", Preprocess(32, 32)).clean().images) == 12
+    images = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
+    np.save(cifar(tmp_path / "cifar") / "clean.npy", images)
+    on_the_fly = open_suite(f"corrupted:cifar10-c:{tmp_path / 'cifar'}")
+    assert on_the_fly.shifts == BENCHMARK
+    assert len(on_the_fly.part("snow", 1).images) == 6
+    with pytest.raises(DataError, match="ImageNet-C has no clean images"):
+        open_suite(f"corrupted:imagenet-c:{imagenet_c(tmp_path / 'c')}")
     with pytest.raises(DataError, match=f"no data set 'magic': expected one of {', '.join(SUITES)}"):
         open_suite("magic")
     with pytest.raises(DataError, match="imagenet-c needs a folder: imagenet-c:FOLDER"):

@@ -64,6 +64,20 @@ def _folder(path: str, preprocess: Preprocess | None) -> Any:
     return Corrupted("folder", ImageFolder(path, preprocess))
 
 
+def _corrupted(path: str, preprocess: Preprocess | None) -> Any:
+    """Another suite's clean images, or its only ones where it has none, corrupted on the fly."""
+    from .on_the_fly import Corrupted
+
+    suite = open_suite(path, preprocess)
+    try:
+        images = suite.clean().images
+    except DataError:
+        if len(suite.shifts) > 1:
+            raise
+        images = suite.part(suite.shifts[0], 1).images
+    return Corrupted(f"corrupted {suite.name}", images, suite.classes)
+
+
 SUITES: dict[str, tuple[Callable[[str, Preprocess | None], Any], str]] = {
     "digits": (_digits, "2,000 real handwritten digits, corrupted on the fly; no path"),
     "imagenet": (_imagenet, "imagenet:FOLDER, ImageNet's validation images, corrupted on the fly"),
@@ -72,6 +86,7 @@ SUITES: dict[str, tuple[Callable[[str, Preprocess | None], Any], str]] = {
     "imagenet-r": (_imagenet_r, "imagenet-r:FOLDER, renditions of 200 classes"),
     "cifar10-c": (_cifar10_c, "cifar10-c:FOLDER of .npy files"),
     "cifar100-c": (_cifar100_c, "cifar100-c:FOLDER of .npy files"),
+    "corrupted": (_corrupted, "corrupted:NAME:FOLDER, any of these, its clean images corrupted on the fly"),
     "folder": (_folder, "folder:FOLDER with a folder for each class, corrupted on the fly"),
 }
 """Every data set by its name on the command line, and what to write."""

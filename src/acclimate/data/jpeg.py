@@ -39,10 +39,11 @@ def jpeg(x: Tensor, quality: int) -> Tensor:
         return (_coded(levels, _table(_LUMINANCE, quality, x.dtype, x.device)) / 255).clamp(0, 1)
     red, green, blue = levels[:, :1], levels[:, 1:2], levels[:, 2:]
     light = (0.299 * red).add_(green, alpha=0.587).add_(blue, alpha=0.114).round_()
-    colours = torch.cat([(blue - light).div_(1.772), (red - light).div_(1.402)], 1).add_(128).round_()
+    even = (0, width % 2, 0, height % 2)
+    halved = F.avg_pool2d(F.pad(torch.cat([blue, red, light], 1), even, mode="replicate"), 2)
+    halved = (halved[:, :2] - halved[:, 2:]) / light.new_tensor([1.772, 1.402]).view(1, 2, 1, 1) + 128
     light = _coded(light, _table(_LUMINANCE, quality, x.dtype, x.device))
-    halved = F.avg_pool2d(F.pad(colours, (0, width % 2, 0, height % 2), mode="replicate"), 2).round()
-    halved = _coded(halved, _table(_CHROMINANCE, quality, x.dtype, x.device))
+    halved = _coded(halved.round_(), _table(_CHROMINANCE, quality, x.dtype, x.device))
     colours = F.interpolate(halved, scale_factor=2, mode="bilinear", align_corners=False)[..., :height, :width]
     colours = colours.round().sub_(128)
     cb, cr = colours[:, :1], colours[:, 1:]
