@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 import transcriptions as plain
+from cases import CASES
 from networks import images, make, stream
 from torch import Generator, Tensor, nn
 from torch.optim import SGD, AdamW
@@ -429,6 +430,19 @@ def test_passes_are_the_papers(name: str) -> None:
     adapter(images(2))
     assert int(adapter.passes.forwards) == 2 * forwards
     assert int(adapter.passes.backwards) == int(adapter.passes.in_graph) == 2 * backwards
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_method_costs_more_than_it_says(name: str) -> None:
+    case = CASES[name]
+    given = case.arguments()
+    defaults = {key: given[key] for key in ("source", "blocks") if key in given}
+    adapter = case.method(make("bn"), **defaults)
+    x = images(4)
+    adapter(x)
+    forwards, backwards = adapter.cost
+    assert int(adapter.passes.forwards) <= 4 * forwards
+    assert int(adapter.passes.backwards) <= 4 * backwards
 
 
 ALL = {

@@ -140,6 +140,15 @@ def test_the_papers_probe_adapts_to_clean_images_between_the_domains() -> None:
     assert result.domains[1].nll != plain.domains[1].nll, "the adaptation to clean images carries on"
 
 
+def test_clean_images_between_episodes_start_anew_too() -> None:
+    probed = with_clean(episodic(suite(), shifts=["contrast"], batch_size=20), drawn("clean", suite().clean()))
+    moments = [m for m in run(Tent(make("bn"), lr=0.3), probed) if m.domain == "clean"]
+    fresh = Tent(make("bn"), lr=0.3)
+    for moment, (x, _) in zip(moments, drawn("clean", suite().clean()).on("cpu"), strict=True):
+        fresh.reset()
+        assert torch.equal(moment.logits, fresh(x))
+
+
 def test_a_probe_of_an_episodic_run_is_episodic() -> None:
     clean = drawn("clean", suite().clean(), batch_size=8)
     result = evaluate(Tent(make("bn"), lr=0.3), episodic(suite(), shifts=SHIFTS, batch_size=8), clean=clean)

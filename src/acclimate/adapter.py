@@ -74,6 +74,8 @@ class Adapter(Stateful, ABC):
     default_parameters: ClassVar[Parameters | None] = "norm"
     """None: the method learns nothing."""
     default_strategy: ClassVar[Strategy] = "masked"
+    cost: ClassVar[tuple[int, int]] = (1, 1)
+    """Forward and backward passes a sample, at most."""
     dense: ClassVar[bool] = True
     """Whether the method also takes a segmenter's logits (B, C, H, W)."""
     without: ClassVar[tuple[str, ...]] = ()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from ._version import __version__
 
 if TYPE_CHECKING:
+    from .demo import Demo
     from .evaluate import Result
     from .experiment import Run
 
@@ -77,7 +78,11 @@ def demo(
     device: Device = "cpu",
 ) -> None:
     """Adapt small networks through a lifelong stream of corrupted digits; writes an HTML report."""
-    _adapt_to_digits("demo", out, method, network, severity, images, seed, device)
+    from .demo import Demo
+
+    _check_names(method, network)
+    show = Demo(method or Demo.methods, network or Demo.networks, severity, images, seed, device)
+    _adapt_to_digits(show, out, "demo")
 
 
 @app.command()
@@ -91,31 +96,27 @@ def compare(
     device: Device = "cpu",
 ) -> None:
     """Every method on a shorter stream of the demo's digits, in one table: some minutes, most for MEMO and TEA."""
-    from .methods import METHODS
-
-    _adapt_to_digits("compare", out, method or [*METHODS], network, severity, images, seed, device)
-
-
-def _adapt_to_digits(
-    command: str,
-    out: Path,
-    method: list[str] | None,
-    network: list[str] | None,
-    severity: int,
-    images: int,
-    seed: int,
-    device: str,
-) -> None:
     from .demo import Demo
-    from .evaluate import Moment, evaluate
     from .methods import METHODS
-    from .stream import Scenario
+
+    _check_names(method, network)
+    show = Demo(method or [*METHODS], network or Demo.networks, severity, images, seed, device)
+    _adapt_to_digits(show, out, "compare")
+
+
+def _check_names(method: list[str] | None, network: list[str] | None) -> None:
+    from .demo import Demo
+    from .methods import METHODS
 
     if unknown := [name for name in method or () if name not in METHODS]:
         raise typer.BadParameter(f"no method {unknown[0]!r}: choose from {', '.join(METHODS)}", param_hint="--method")
     if unknown := [name for name in network or () if name not in Demo.networks]:
         raise typer.BadParameter(f"no network {unknown[0]!r}: resnet or vit", param_hint="--network")
-    show = Demo(method or Demo.methods, network or Demo.networks, severity, images, seed, device)
+
+
+def _adapt_to_digits(show: Demo, out: Path, command: str) -> None:
+    from .evaluate import Moment, evaluate
+    from .stream import Scenario
 
     results: list[Result] = []
     with _progress() as progress:
@@ -135,7 +136,8 @@ def _adapt_to_digits(
             results.append(evaluate(adapter, scenario, clean=show.clean(), on_batch=advance))
             progress.update(task, note=f"accuracy {100 * results[-1].accuracy:.1f} %")
 
-    _print_table(f"{len(domains)} corruptions of severity {severity}, {images:,} digits each, no reset", results)
+    title = f"{len(domains)} corruptions of severity {show.severity}, {show.images:,} digits each, no reset"
+    _print_table(title, results)
     page = show.write(out, domains, results, command)
     console.print(f"\nReport: [bold]{page}[/]", soft_wrap=True, highlight=False)
 
@@ -166,7 +168,8 @@ def run(
     context: typer.Context = None,  # type: ignore[assignment]
 ) -> None:
     """Compare methods on a network and a stream; results are written as they come, and a stopped run goes on."""
-    from .experiment import Plan, Run, read_overrides
+    from .experiment import Run
+    from .plan import Plan, read_overrides
 
     given = {
         "methods": tuple(method) if method else None,
@@ -291,7 +294,8 @@ def table(
 ) -> None:
     """Finished results in the paper's layout: domains as columns, accuracy and ECE as rows."""
     from .paper import paper_notes, rows_for
-    from .tables import FORMATS, differences, paper_table, read_results, with_paper
+    from .results import read_results
+    from .tables import FORMATS, differences, paper_table, with_paper
 
     if layout not in FORMATS:
         raise typer.BadParameter(f"no format {layout!r}: choose from {', '.join(FORMATS)}", param_hint="--format")
@@ -317,15 +321,16 @@ def report(
     pictures: Annotated[bool, typer.Option(help="Run a few batches again to show what was learned from.")] = True,
 ) -> None:
     """Finished results as one HTML page: curves along the stream, reliability, forgetting, cost, pictures."""
-    from .experiment import Plan
+    from .experiment import Run
     from .page import write_page
-    from .tables import read_results
+    from .plan import Plan
+    from .results import read_results
 
     try:
         results = read_results(folders)
         told = folders[0] / "plan.json"
         plan = Plan.from_dict(json.loads(told.read_text())) if pictures and told.is_file() else None
-        write_page(out, results, plan)
+        write_page(out, results, None if plan is None else Run(plan, folders[0]))
     except _EXPECTED as error:
         _refuse("no report", error)
     console.print(f"Report: [bold]{out}[/]", soft_wrap=True, highlight=False)

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from .fisher import Images, image_batches
-from .functional import confidence
+from .functional import confidence, free_energy
 from .network import read_logits
 from .norm import Normalisation
 
 __all__ = ["collect_in_distribution"]
 
 _SCORES: dict[str, Callable[[Tensor], Tensor]] = {
-    "energy": lambda logits: logits.logsumexp(1),
+    "energy": free_energy,
     "confidence": confidence,
 }
 

@@ -44,15 +44,13 @@ def run(adapter: Adapter, scenario: Scenario) -> Iterator[Moment]:
     for domain in scenario.domains:
         if scenario.resets == "domain":
             adapter.reset()
-        for x, targets in domain.on(adapter.device):
-            if scenario.resets == "batch":
-                adapter.reset()
-            logits = adapter(x)
-            yield Moment(domain.name, logits, targets, adapter.last)
-        if scenario.clean_between is not None:
-            for x, targets in scenario.clean_between.on(adapter.device):
+        parts = [domain] if scenario.clean_between is None else [domain, scenario.clean_between]
+        for part in parts:
+            for x, targets in part.on(adapter.device):
+                if scenario.resets == "batch":
+                    adapter.reset()
                 logits = adapter(x)
-                yield Moment(scenario.clean_between.name, logits, targets, adapter.last)
+                yield Moment(part.name, logits, targets, adapter.last)
 
 
 @dataclass
@@ -228,7 +226,8 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
         torch.cuda.reset_peak_memory_stats(device)
     meter = Meter()
     images = forwards = in_graph = 0
-    backwards, kept = torch.zeros((), device=device), torch.zeros((), device=device)
+    backwards = torch.zeros((), dtype=torch.int64, device=device)
+    kept = torch.zeros((), dtype=torch.float64, device=device)
     accuracy, read = 0.0, 0.0
     spent, since = 0.0, time.perf_counter()
     for moment in run(adapter, scenario):

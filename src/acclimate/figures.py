@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .evaluate import Result
 
-__all__ = ["accuracy_along", "accuracy_along_all", "along", "cost", "examples", "forgetting", "reliability"]
+__all__ = ["accuracy_along_all", "along", "cost", "examples", "forgetting", "reliability"]
 
 _STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -61,11 +61,6 @@ def _along(axes: Axes, results: Sequence[Result], values: Sequence[Sequence[floa
         axes.plot(range(len(line)), shown, "o-", ms=4, lw=1.8, color=_colour(result), label=result.method)
     axes.set_xticks(range(len(names)), [n.replace("_", " ") for n in names], rotation=40, ha="right")
     axes.set_ylabel("accuracy (%)")
-
-
-def accuracy_along(results: Sequence[Result]) -> Figure:
-    """Accuracy of each method, domain after domain."""
-    return accuracy_along_all([results])
 
 
 @mpl.rc_context(_STYLE)

@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["write_text"]
+__all__ = ["write_bytes", "write_text"]
 
 
-def write_text(path: Path, text: str) -> None:
-    """Written beside its place, flushed to the disk, and moved there; folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def write_bytes(path: Path, content: bytes) -> None:
+    """Written beside its place, flushed to the disk, and moved there."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """The same for text; folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, text.encode())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -127,18 +125,6 @@ class Meter:
         """All of them, by name."""
         names = ("accuracy", "ece", "adaptive_ece", "nll", "brier", "aurc")
         return {name: getattr(self, name) for name in names}
-
-    def state(self) -> dict[str, Any]:
-        """For a file, from which `Meter.from_state` goes on."""
-        return {"fine": self.fine.tolist(), "sums": self.sums.tolist()}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Meter:
-        """The reverse of `state`."""
-        meter = cls()
-        meter.fine = torch.tensor(state["fine"], dtype=torch.float64)
-        meter.sums = torch.tensor(state["sums"], dtype=torch.float64)
-        return meter
 
     def __add__(self, other: Meter) -> Meter:
         both = Meter()

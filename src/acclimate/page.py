@@ -10,22 +10,24 @@ from torch import Tensor
 
 from . import figures, report
 from .evaluate import Result
-from .experiment import Job, Plan, Run
+from .experiment import Run
+from .plan import Job
 from .report import Section
-from .tables import Stored, differences
+from .results import Stored
+from .tables import differences
 
 __all__ = ["selection_pictures", "write_page"]
 
 SELECTING = ("eata", "eta", "eata-c", "eta-c", "rdumb", "sar", "roid")
 
 
-def write_page(path: Path, results: Sequence[Stored], plan: Plan | None = None) -> None:
-    """Tables and figures of results; with the plan, pictures of what was learned from and what was left out."""
+def write_page(path: Path, results: Sequence[Stored], run: Run | None = None) -> None:
+    """Tables and figures of results; with their run, pictures of what was learned from and what was left out."""
     groups: dict[str, list[Result]] = {}
     for stored in results:
         groups.setdefault(str(stored.content["model"]), []).append(stored.result)
     sections = [_section(network, runs) for network, runs in groups.items()]
-    if plan is not None and (pictures := selection_pictures(plan)):
+    if run is not None and (pictures := selection_pictures(run)):
         method, kept, removed = pictures
         drawn = figures.examples([("learned from", kept), ("left out", removed)])
         caption = f"Images of one batch that {method} learned from, and images that it left out."
@@ -53,17 +55,16 @@ def _section(network: str, runs: Sequence[Result]) -> Section:
     return Section(network, runs, drawn)
 
 
-def selection_pictures(plan: Plan, batches: int = 4, most: int = 10) -> tuple[str, Tensor, Tensor] | None:
+def selection_pictures(run: Run, batches: int = 4, most: int = 10) -> tuple[str, Tensor, Tensor] | None:
     """Images of a batch early in the stream that a selecting method kept, and that it did not."""
-    method = next((name for name in SELECTING if name in plan.methods), None)
+    method = next((name for name in SELECTING if name in run.plan.methods), None)
     if method is None:
         return None
-    run = Run(plan, Path())
-    job = Job(method, plan.seeds[0])
+    job = Job(method, run.plan.seeds[0])
     adapter = run.adapter(job)
     found: tuple[str, Tensor, Tensor] | None = None
     try:
-        for _, (x, _) in zip(range(batches), run.scenario(job.seed).domains[0].on(plan.device), strict=False):
+        for _, (x, _) in zip(range(batches), run.scenario(job.seed).domains[0].on(run.plan.device), strict=False):
             adapter(x)
             keep = adapter.last.kept
             if keep is None or keep.dim() > 1:

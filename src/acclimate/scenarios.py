@@ -33,9 +33,25 @@ __all__ = [
 class Suite(Protocol):
     """A data set in its clean and its shifted versions."""
 
-    name: str
-    shifts: Sequence[str]
-    """Names of the shifted versions: corruptions, conditions, or the set itself."""
+    @property
+    def name(self) -> str:
+        """What it is called in errors."""
+        ...
+
+    @property
+    def shifts(self) -> Sequence[str]:
+        """Names of the shifted versions: corruptions, conditions, or the set itself."""
+        ...
+
+    @property
+    def extra(self) -> Sequence[str]:
+        """More of them, for those who name them."""
+        ...
+
+    @property
+    def classes(self) -> tuple[int, ...] | None:
+        """Those of the network's that it has; None: all."""
+        ...
 
     def part(self, shift: str, severity: int) -> Part:
         """A shifted version."""
@@ -102,25 +118,13 @@ def gradual(suite: Suite, *, severity: int = 5, shifts: Sequence[str] | None = N
     return Scenario("gradual", domains)
 
 
-def mixed(
-    suite: Suite,
-    *,
-    severity: int = 5,
-    shifts: Sequence[str] | None = None,
-    batch_size: int = 64,
-    images: int | None = None,
-    seed: int = 0,
-    workers: int = 0,
-) -> Scenario:
+def mixed(suite: Suite, *, seed: int = 0, **options: Any) -> Scenario:
     """All shifts shuffled into one domain: every batch has several."""
-    parts = [suite.part(shift, severity) for shift in _chosen(suite, shifts)]
-    generator = Generator().manual_seed(seed)
-    picks = []
-    for number, part in enumerate(parts):
-        order = torch.randperm(len(part.images), generator=generator).tolist()
-        picks += [(number, index) for index in order[:images]]
-    shuffled = [picks[i] for i in torch.randperm(len(picks), generator=generator).tolist()]
-    return Scenario("mixed", [Drawn("mixed", parts, shuffled, batch_size, seed, workers)])
+    apart = _drawn(lifelong(suite, seed=seed, **options))
+    picks = [(number, index) for number, domain in enumerate(apart) for _, index in domain.picks]
+    order = torch.randperm(len(picks), generator=Generator().manual_seed(seed)).tolist()
+    parts = [part for domain in apart for part in domain.parts]
+    return Scenario("mixed", [replace(apart[0], name="mixed", parts=parts, picks=[picks[i] for i in order])])
 
 
 def correlated(suite: Suite, *, concentration: float = 0.1, seed: int = 0, **options: Any) -> Scenario:
@@ -141,7 +145,7 @@ def with_clean(scenario: Scenario, clean: Stream) -> Scenario:
 
 
 def _chosen(suite: Suite, shifts: Sequence[str] | None) -> Sequence[str]:
-    known = [*suite.shifts, *getattr(suite, "extra", ())]
+    known = [*suite.shifts, *suite.extra]
     if unknown := [shift for shift in shifts or () if shift not in known]:
         raise ValueError(f"{suite.name} has no {unknown[0]!r}: it has {', '.join(known)}")
     return shifts or suite.shifts

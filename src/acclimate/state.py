@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ._version import __version__
+from .files import write_bytes
 
 __all__ = ["Snapshot", "StateError"]
 
@@ -94,16 +94,7 @@ def write(path: str | Path, snapshot: Snapshot, *, method: str, call: str, model
         raise FileNotFoundError(
             f"cannot save to {path}: {'it is a folder' if path.is_dir() else 'its folder is not there'}"
         )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(to_bytes(tensors, metadata))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_bytes(path, to_bytes(tensors, metadata))
 
 
 def read(path: str | Path, *, method: str, model: str) -> tuple[Snapshot, str]:

@@ -4,82 +4,26 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
-from .evaluate import Result
 from .paper import rows_for
+from .plan import PROTOCOL, SHARED
+from .results import Stored
 
-__all__ = [
-    "FORMATS",
-    "Stored",
-    "as_csv",
-    "as_latex",
-    "as_markdown",
-    "differences",
-    "paper_table",
-    "read_results",
-    "with_paper",
-]
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A result from a file, and what it may be compared by."""
-
-    result: Result
-    content: dict[str, Any]
-
-    @property
-    def label(self) -> str:
-        """The method, with what was set otherwise."""
-        told = [f"{k}={v}" for k, v in self.content["arguments"].items() if k not in _SHARED]
-        return self.result.method + (f" ({', '.join(told)})" if told else "")
-
-    @property
-    def setting(self) -> str:
-        """All that must be equal for two results to be seeds of one."""
-        keys = ("model", "preprocess", "protocol", "arguments")
-        return json.dumps([self.result.method, self.result.origin.get("model"), *(self.content[k] for k in keys)])
-
-
-def read_results(folders: Sequence[Path]) -> list[Stored]:
-    """Everything that is done in these folders."""
-    found = []
-    for folder in folders:
-        if not folder.is_dir():
-            raise FileNotFoundError(f"there is no folder {folder} with results")
-        for path in sorted(folder.glob("*-seed*.json")):
-            stored = _read(path)
-            if stored.content["done"]:
-                found.append(stored)
-    if not found:
-        raise FileNotFoundError(f"no finished result in {', '.join(map(str, folders))}: `acclimate run` makes them")
-    return list({(stored.setting, stored.result.seed): stored for stored in found}.values())
-
-
-def _read(path: Path) -> Stored:
-    try:
-        content = json.loads(path.read_text())
-        return Stored(Result.from_dict(content), {"done": False, **content})
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged, or no result of `acclimate run` ({error})") from error
+__all__ = ["FORMATS", "differences", "paper_table", "with_paper"]
 
 
 def differences(results: Sequence[Stored]) -> list[str]:
     """Why these results should not stand in one table, in words; nothing where they may."""
     told = []
-    for what in ("model", "weights", "preprocess", *_PROTOCOL, *_SHARED, "torch", "device"):
+    for what in ("model", "weights", "preprocess", *PROTOCOL, *SHARED, "torch", "device"):
         values = sorted({_of(stored, what) for stored in results})
         if len(values) > 1:
             told.append(f"their {what} differs: {', '.join(values)}")
     known: dict[tuple[int, str], float] = {}
     for stored in results:  # the same network on the same data is as good everywhere, whatever the files are called
-        source = stored.content.get("fingerprint", {}).get("source_accuracy") or {}
+        source = stored.content["fingerprint"]["source_accuracy"] or {}
         for domain, accuracy in source.items():
             before = known.setdefault((stored.result.seed, domain), accuracy)
             if abs(before - accuracy) > 0.005:
@@ -88,19 +32,15 @@ def differences(results: Sequence[Stored]) -> list[str]:
 
 
 def _of(stored: Stored, what: str) -> str:
-    if what in _PROTOCOL:
+    if what in PROTOCOL:
         return str(stored.content["protocol"].get(what))
-    if what in ("model", "preprocess"):
+    if what == "model":
         return str(stored.content[what])
-    if what in _SHARED:
+    if what in ("weights", "preprocess"):
+        return str(stored.content["fingerprint"][what])
+    if what in SHARED:
         return str(stored.content["arguments"].get(what))
-    return str(stored.result.origin.get("model" if what == "weights" else what))
-
-
-_PROTOCOL = ("data", "scenario", "severity", "shifts", "batch_size", "images", "probe", "precision")
-
-
-_SHARED = ("source", "source_images", "probe_images", "preset")
+    return str(stored.result.origin.get(what))
 
 
 def paper_table(results: Sequence[Stored]) -> tuple[list[str], list[list[str]]]:

@@ -7,14 +7,17 @@ suite = open_suite("digits")
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .folders import DataError, ImageFolder, Preprocess, Tensors
+
+if TYPE_CHECKING:
+    from ..scenarios import Suite
 
 __all__ = ["SUITES", "DataError", "open_suite"]
 
 
-def _digits(path: str, preprocess: Preprocess | None) -> Any:  # noqa: ARG001
+def _digits(path: str, preprocess: Preprocess | None) -> Suite:  # noqa: ARG001
     from .digits import load_digits
     from .on_the_fly import Corrupted
 
@@ -22,49 +25,49 @@ def _digits(path: str, preprocess: Preprocess | None) -> Any:  # noqa: ARG001
     return Corrupted("digits", Tensors(test.x, test.y))
 
 
-def _imagenet(path: str, preprocess: Preprocess | None) -> Any:
+def _imagenet(path: str, preprocess: Preprocess | None) -> Suite:
     from .imagenet import ImageNet
     from .on_the_fly import Corrupted
 
     return Corrupted("imagenet", ImageNet(path, preprocess).clean().images)
 
 
-def _imagenet_c(path: str, preprocess: Preprocess | None, each: int | None = None) -> Any:
+def _imagenet_c(path: str, preprocess: Preprocess | None, each: int | None = None) -> Suite:
     from .imagenet import ImageNetC
 
     root, _, clean = path.partition(",")
     return ImageNetC(root, preprocess, clean=clean or None, each=each)
 
 
-def _imagenet_c_5k(path: str, preprocess: Preprocess | None) -> Any:
+def _imagenet_c_5k(path: str, preprocess: Preprocess | None) -> Suite:
     return _imagenet_c(path, preprocess, each=5)
 
 
-def _imagenet_r(path: str, preprocess: Preprocess | None) -> Any:
+def _imagenet_r(path: str, preprocess: Preprocess | None) -> Suite:
     from .imagenet import ImageNetR
 
     return ImageNetR(path, preprocess)
 
 
-def _cifar10_c(path: str, preprocess: Preprocess | None) -> Any:  # noqa: ARG001
+def _cifar10_c(path: str, preprocess: Preprocess | None) -> Suite:  # noqa: ARG001
     from .cifar import CIFARC
 
     return CIFARC(path)
 
 
-def _cifar100_c(path: str, preprocess: Preprocess | None) -> Any:  # noqa: ARG001
+def _cifar100_c(path: str, preprocess: Preprocess | None) -> Suite:  # noqa: ARG001
     from .cifar import CIFARC
 
     return CIFARC(path, "cifar100-c")
 
 
-def _folder(path: str, preprocess: Preprocess | None) -> Any:
+def _folder(path: str, preprocess: Preprocess | None) -> Suite:
     from .on_the_fly import Corrupted
 
     return Corrupted("folder", ImageFolder(path, preprocess))
 
 
-def _corrupted(path: str, preprocess: Preprocess | None) -> Any:
+def _corrupted(path: str, preprocess: Preprocess | None) -> Suite:
     """Another suite's clean images, or its only ones where it has none, corrupted on the fly."""
     from .on_the_fly import Corrupted
 
@@ -78,7 +81,7 @@ def _corrupted(path: str, preprocess: Preprocess | None) -> Any:
     return Corrupted(f"corrupted {suite.name}", images, suite.classes)
 
 
-SUITES: dict[str, tuple[Callable[[str, Preprocess | None], Any], str]] = {
+SUITES: dict[str, tuple[Callable[[str, Preprocess | None], Suite], str]] = {
     "digits": (_digits, "2,000 real handwritten digits, corrupted on the fly; no path"),
     "imagenet": (_imagenet, "imagenet:FOLDER, ImageNet's validation images, corrupted on the fly"),
     "imagenet-c": (_imagenet_c, "imagenet-c:FOLDER[,CLEAN], the published files; CLEAN is the validation folder"),
@@ -92,7 +95,7 @@ SUITES: dict[str, tuple[Callable[[str, Preprocess | None], Any], str]] = {
 """Every data set by its name on the command line, and what to write."""
 
 
-def open_suite(spec: str, preprocess: Preprocess | None = None) -> Any:
+def open_suite(spec: str, preprocess: Preprocess | None = None) -> Suite:
     """A suite by NAME or NAME:PATH, its images prepared as a network expects them."""
     name, _, path = spec.partition(":")
     if name not in SUITES:

@@ -21,6 +21,7 @@ class CIFARC:
     """root/gaussian_noise.npy of 50,000 × 32 × 32 × 3 bytes, 10,000 a severity, and root/labels.npy. Read as needed."""
 
     classes: tuple[int, ...] | None = None
+    extra: tuple[str, ...] = ()
 
     def __init__(self, root: Path | str, name: str = "cifar10-c") -> None:
         self.root, self.name = folder(Path(root), name.upper()), name

@@ -31,6 +31,7 @@ class ImageNet:
     name = "imagenet"
     shifts = ("clean",)
     classes: tuple[int, ...] | None = None
+    extra: tuple[str, ...] = ()
 
     def __init__(self, root: Path | str, preprocess: Preprocess | None = None, *, whole: bool = True) -> None:
         self.root, self.preprocess, self.whole = Path(root), preprocess or Preprocess(256, 224), whole
@@ -55,6 +56,7 @@ class ImageNetC:
 
     name = "imagenet-c"
     classes: tuple[int, ...] | None = None
+    extra: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -124,6 +126,7 @@ class ImageNetR:
     name = "imagenet-r"
     shifts = ("renditions",)
     classes: tuple[int, ...] | None = RENDITIONS
+    extra: tuple[str, ...] = ()
 
     def __init__(self, root: Path | str, preprocess: Preprocess | None = None, *, whole: bool = True) -> None:
         self.root, self.preprocess, self.whole = Path(root), preprocess or Preprocess(256, 224), whole

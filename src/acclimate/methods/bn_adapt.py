@@ -23,6 +23,7 @@ class BNAdapt(Adapter):
         seed: unused here; every adapter has one.
     """
 
+    cost = (1, 0)
     default_parameters: ClassVar[None] = None
 
     def __init__(

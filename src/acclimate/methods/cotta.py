@@ -40,6 +40,7 @@ class CoTTA(Adapter):
             parameters adapt unless others are named.
     """
 
+    cost = (35, 1)
     default_lr: ClassVar[float] = 0.01
     default_optimizer: ClassVar[Any] = partial(SGD, momentum=0.9, nesterov=True)
     default_parameters: ClassVar[Parameters | None] = "all"

@@ -52,6 +52,7 @@ class EATAC(Adapter):
             the default), or by the full batch's, repeated from the first pass (`"replay"`).
     """
 
+    cost = (2, 1)
     default_lr: ClassVar[float] = 5e-3
     default_strategy: ClassVar[Strategy] = "replay-subset"
 

@@ -31,6 +31,7 @@ class MEMO(Adapter):
             others are named.
     """
 
+    cost = (65, 64)
     default_optimizer: ClassVar[Any] = SGD
     default_parameters: ClassVar[Parameters | None] = "all"
     dense = False

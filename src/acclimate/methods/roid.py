@@ -35,6 +35,7 @@ class ROID(Adapter):
         options: `lr`, `optimizer`, `parameters`, `statistics`, `strategy`, `classes`, `seed`: see `Adapter`.
     """
 
+    cost = (2, 2)
     default_optimizer: ClassVar[Any] = partial(SGD, momentum=0.9, nesterov=True)
     dense = False
     mean: Tensor | None

@@ -33,6 +33,7 @@ class SAR(Adapter):
             stage's norm layers do not adapt (`parameters="early-norm"`).
     """
 
+    cost = (2, 2)
     default_parameters: ClassVar[Parameters | None] = "early-norm"
     average: Tensor | None
 

@@ -15,6 +15,7 @@ __all__ = ["Source"]
 class Source(Adapter):
     """No adaptation: evaluation mode, statistics of training."""
 
+    cost = (1, 0)
     default_parameters: ClassVar[None] = None
 
     def __init__(self, model: nn.Module, *, classes: Sequence[int] | None = None, seed: int = 0) -> None:

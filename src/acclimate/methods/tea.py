@@ -33,6 +33,7 @@ class TEA(Adapter):
         options: `lr`, `optimizer`, `parameters`, `statistics`, `strategy`, `classes`, `seed`: see `Adapter`.
     """
 
+    cost = (23, 22)
     dense = False
 
     def __init__(
