@@ -9,6 +9,7 @@ from . import functional
 from ._version import __version__
 from .adapter import Adapter
 from .collect import collect_in_distribution
+from .engine import Engine
 from .fisher import Fisher
 from .methods import EATA, EATAC, ETA, ETAC, MEMO, METHODS, ROID, SAR, TEA, BNAdapt, CoTTA, RDumb, Source, Tent
 from .norm import Normalisation
@@ -32,6 +33,7 @@ __all__ = [
     "Adapter",
     "BNAdapt",
     "CoTTA",
+    "Engine",
     "Everything",
     "Fisher",
     "NonRedundant",

@@ -16,6 +16,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias, TypedDict
 
@@ -26,29 +27,40 @@ from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 from typing_extensions import Self
 
+from .engine import Engine, Precision, Runner, choose
 from .network import check_images, read_logits, refuse_non_finite, refuse_probabilities
 from .norm import Normalisation
+from .optimizers import can_wait, only_where, start_momentum
 from .parameters import Parameters, choose_parameters
 from .passes import Passes, Step
 from .prediction import STRATEGIES, Prediction, Strategy
 from .presets import hyper_parameters
 from .stateful import Stateful
+from .subnetwork import Draw
 
-__all__ = ["Adapter", "Options"]
+__all__ = ["Adapter", "Options", "Running"]
 
 MakeOptimizer: TypeAlias = Callable[[list[Parameter]], Optimizer]
 
 
-class Options(TypedDict, total=False):
+class Running(TypedDict, total=False):
+    """What every method takes besides its own arguments."""
+
+    engine: Engine | Literal["eager", "auto"]
+    precision: Precision | None
+    classes: Sequence[int] | None
+    seed: int
+
+
+class Options(Running, total=False):
     """What every learning method takes besides its own arguments."""
 
     lr: float | None
     optimizer: MakeOptimizer | None
     parameters: Parameters
     statistics: Literal["batch", "source"]
+    detach_statistics: bool
     strategy: Strategy | None
-    classes: Sequence[int] | None
-    seed: int
 
 
 class Adapter(Stateful, ABC):
@@ -64,7 +76,12 @@ class Adapter(Stateful, ABC):
         parameters: which adapt: `"norm"`, `"early-norm"`, `"all"`, names, or a test of (name, parameter); None is the
             method's own choice.
         statistics: what BatchNorm normalises by: the `"batch"`, or the `"source"` domain's.
+        detach_statistics: no gradient flows through the batch's statistics, so that samples do not depend on each
+            other in the backward pass.
         strategy: how kept samples get their gradient (see `acclimate.prediction`).
+        engine: how passes run: `"eager"`, as PyTorch has them; `"auto"`, as fast as the machine allows, after a minute
+            of compilation; or an `acclimate.Engine`.
+        precision: `"fp32"`, `"tf32"` or `"bf16"`, whatever the engine would choose.
         classes: adapt and predict over these classes alone (ImageNet-R); logits then have that many columns.
         seed: of the adapter's own generator, which is part of its state.
     """
@@ -74,6 +91,10 @@ class Adapter(Stateful, ABC):
     default_parameters: ClassVar[Parameters | None] = "norm"
     """None: the method learns nothing."""
     default_strategy: ClassVar[Strategy] = "masked"
+    selective: ClassVar[bool] = False
+    """Whether the method learns from some of the samples: a compiled engine then chooses `"sparse"`."""
+    by_size: ClassVar[bool] = False
+    """Whether BatchNorm's statistics depend on the batch size."""
     cost: ClassVar[tuple[int, int]] = (1, 1)
     """Forward and backward passes a sample, at most."""
     dense: ClassVar[bool] = True
@@ -92,7 +113,10 @@ class Adapter(Stateful, ABC):
         optimizer: MakeOptimizer | None = None,
         parameters: Parameters | None = None,
         statistics: Literal["batch", "source"] = "batch",
+        detach_statistics: bool = False,
         strategy: Strategy | None = None,
+        engine: Engine | Literal["eager", "auto"] = "eager",
+        precision: Precision | None = None,
         classes: Sequence[int] | None = None,
         seed: int = 0,
     ) -> None:
@@ -106,8 +130,7 @@ class Adapter(Stateful, ABC):
             raise ValueError(f"{name}: give lr= or optimizer=, not both")
         if statistics not in ("batch", "source"):
             raise ValueError(f'{name}: statistics={statistics!r}; expected "batch" or "source"')
-        strategy = self.default_strategy if strategy is None else strategy
-        if strategy not in STRATEGIES:
+        if strategy is not None and strategy not in STRATEGIES:
             raise ValueError(f"{name}: strategy={strategy!r}; expected one of {', '.join(STRATEGIES)}")
         if optimizer is not None and not callable(optimizer):
             raise TypeError(
@@ -124,9 +147,14 @@ class Adapter(Stateful, ABC):
 
         self.model = model
         self.statistics = statistics
-        self.strategy = strategy
+        self.detach_statistics = detach_statistics
         self.seed = seed
         self.norm = Normalisation(model)
+        self.engine = choose(engine, precision, model, self.device)
+        self.strategy = self._strategy(strategy)
+        self.draw: Draw | None = None
+        """The sub-network that passes are of."""
+        self.runner = Runner(self, self.engine)
         self.passes = Passes().to(self.device)
         self.generator = torch.Generator().manual_seed(seed)
         """On the CPU, so that a stream's randomness is the same on every device."""
@@ -138,9 +166,10 @@ class Adapter(Stateful, ABC):
         self.adapted = tuple(adapted.values())
         self.names = tuple(adapted)
         chosen = set(map(id, self.adapted))
-        self._frozen = tuple(p for p in model.parameters() if id(p) not in chosen)
+        self.frozen = {name: p for name, p in model.named_parameters() if id(p) not in chosen}
         make = optimizer or partial(type(self).default_optimizer, lr=self.default_lr if lr is None else lr)
         self.optimizer = make(list(self.adapted)) if adapted else None
+        start_momentum(self.optimizer)
 
         self._trusted = False  # a first batch has shown that the model returns logits
         self._warned_of_one = False
@@ -156,9 +185,9 @@ class Adapter(Stateful, ABC):
         self.remember_source()
         with self.learning():
             self.step = step = Step(len(x))
-            logits = self.adapt(x.clone() if x.is_inference() else x.detach())
-        if not step.updated:
-            step.backwards = step.in_graph = 0
+            with self.runner.precise():
+                logits = self.adapt(x.clone() if x.is_inference() else x.detach())
+        step.backwards, step.in_graph = (n * step.taken for n in (step.backwards, step.in_graph))
         step.logits = logits.detach()
         self.passes.add(step)
         self._last, self.step = step, Step(0)
@@ -202,9 +231,10 @@ class Adapter(Stateful, ABC):
         self._check(x, logits)
         return logits
 
-    def update(self, **terms: Tensor) -> None:
-        """One optimizer step on the sum of the loss's terms."""
-        self.descend(self.gradients(torch.stack([*terms.values()]).sum()), **terms)
+    def update(self, *, when: bool | Tensor = True, **terms: Tensor) -> None:
+        """One optimizer step on the sum of the loss's terms, `when` there is anything to learn from."""
+        if (when := self._foreseen(when)) is not False:
+            self.descend(self.gradients(torch.stack([*terms.values()]).sum()), when=when, **terms)
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
         """∂loss/∂θ of the adapted parameters; nought where one is not used."""
@@ -212,15 +242,25 @@ class Adapter(Stateful, ABC):
             self._backward(loss)
             return [p.grad for p in self.adapted if p.grad is not None]
 
-    def descend(self, gradients: Sequence[Tensor], **terms: Tensor) -> None:
-        """One optimizer step by given gradients, those of the loss's terms."""
+    def descend(self, gradients: Sequence[Tensor], *, when: bool | Tensor = True, **terms: Tensor) -> None:
+        """One optimizer step by given gradients, those of the loss's terms, `when` there is anything to learn from."""
         if self.optimizer is None:
             raise TypeError(f"{type(self).__name__} was built without parameters to adapt")
+        if (when := self._foreseen(when)) is False:
+            return
         with self._own_gradients():
             for p, gradient in zip(self.adapted, gradients, strict=True):
                 p.grad = gradient
-            self.optimizer.step()
-        self.step.terms = {name: term.detach() for name, term in terms.items()}
+            with only_where(when, self.optimizer):
+                self.optimizer.step()
+        self.step.taken = when
+        self.step.losses = {name: term.detach() for name, term in terms.items()}
+
+    def _foreseen(self, when: bool | Tensor) -> bool | Tensor:
+        """A condition on the device is left there where the optimizer can mind it itself."""
+        if isinstance(when, Tensor) and (when.device.type == "cpu" or not can_wait(self.optimizer)):
+            return bool(when)
+        return when
 
     def _backward(self, loss: Tensor) -> None:
         if not loss.requires_grad:
@@ -245,10 +285,17 @@ class Adapter(Stateful, ABC):
             for p, grad in zip(self.adapted, found, strict=True):
                 p.grad = grad
 
-    def logits(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
-        """One pass of the full network, normalised as the method has it, perhaps with other parameters."""
-        with self.normalising(len(x)):
-            return self.run(x, parameters)
+    def logits(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None, *, fresh: bool = False) -> Tensor:
+        """One pass of the full network, normalised as the method has it, perhaps with other parameters.
+
+        `fresh` says that the batch size is a new one at each call.
+        """
+
+        def body(x: Tensor, _: Sequence[Tensor]) -> tuple[Tensor]:
+            with self.normalising(x.shape[0]):  # len(x) would fix the batch size of a compiled pass
+                return (self.network(x),)
+
+        return self.counted(self.runner("logits", body, x, parameters, fresh=fresh)[0])
 
     def traced(self, x: Tensor) -> Tensor:
         """One pass with a graph, whose samples all receive a gradient."""
@@ -280,22 +327,30 @@ class Adapter(Stateful, ABC):
             if self.optimizer is not None:
                 self.optimizer.state.clear()
 
+    @property
+    def coupled(self) -> bool:
+        """Whether a sample's logits depend on the others of its batch, through BatchNorm's statistics."""
+        return bool(self.norm.layers) and self.statistics == "batch"
+
     def normalising(self, size: int) -> AbstractContextManager[None]:
         """How BatchNorm normalises a batch of `size`."""
-        return self.norm.source() if self.statistics == "source" else self.norm.batch(size)
+        if self.statistics == "source":
+            return self.norm.source()
+        return self.norm.detached() if self.detach_statistics else self.norm.batch(size)
 
-    def run(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
-        """One pass, counted, under whatever statistics are in force, perhaps with other parameters."""
-        if torch.is_autocast_enabled(x.device.type):
-            torch.clear_autocast_cache()  # else an outer autocast block would hold on to weights of before the update
+    def network(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The network's logits, under whatever statistics are in force, perhaps with other parameters."""
         try:
             output = self.model(x) if parameters is None else functional_call(self.model, dict(parameters), (x,))
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"the model failed on a batch of shape {tuple(x.shape)} ({x.dtype}): {error}") from error
-        logits = read_logits(output, x)
-        self.step.forwards += len(x)
+        return read_logits(output, x)
+
+    def counted(self, logits: Tensor) -> Tensor:
+        """Count a pass; its logits over the classes that were asked for."""
+        self.step.forwards += len(logits)
         if self.classes is None:
             return logits
         if self._last_class >= logits.shape[1]:
@@ -305,7 +360,7 @@ class Adapter(Stateful, ABC):
     @contextmanager
     def learning(self) -> Iterator[None]:
         """Gradients for the adapted parameters and for no other, whatever mode the caller is in."""
-        found = [p for p in self._frozen if p.requires_grad], [p for p in self.adapted if not p.requires_grad]
+        found = [p for p in self.frozen.values() if p.requires_grad], [p for p in self.adapted if not p.requires_grad]
         with torch.inference_mode(False), torch.enable_grad():
             for change in found:
                 for p in change:
@@ -318,6 +373,22 @@ class Adapter(Stateful, ABC):
                         p.requires_grad_(not p.requires_grad)
 
     # Inside -------------------------------------------------------------------------------------------------------
+
+    def _strategy(self, asked: Strategy | None) -> Strategy:
+        """The strategy that was asked for, or the one that suits method, network and engine."""
+        apart = not self.coupled or self.detach_statistics
+        if asked is None:
+            sparse = self.selective and self.engine.compiled and apart
+            return "sparse" if sparse else self.default_strategy
+        if asked == "sparse":
+            self.engine = replace(self.engine, compiled=True)
+            if not apart:
+                warnings.warn(
+                    'strategy="sparse" has no rows to leave out: batch statistics of BatchNorm tie the samples '
+                    "together, and the backward runs on all of them. detach_statistics=True unties them",
+                    stacklevel=4,
+                )
+        return asked
 
     def _check(self, x: Tensor, logits: Tensor) -> None:
         if logits.dim() > 2 and not self.dense:

@@ -225,8 +225,8 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     meter = Meter()
-    images = forwards = in_graph = 0
-    backwards = torch.zeros((), dtype=torch.int64, device=device)
+    images = 0
+    forwards, backwards, in_graph = torch.zeros(3, dtype=torch.int64, device=device).unbind()
     kept = torch.zeros((), dtype=torch.float64, device=device)
     accuracy, read = 0.0, 0.0
     spent, since = 0.0, time.perf_counter()
@@ -257,9 +257,9 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
         confident=confident,
         correct=correct,
         images=images,
-        forwards=forwards,
+        forwards=int(forwards),
         backwards=int(backwards),
-        in_graph=in_graph,
+        in_graph=int(in_graph),
         kept=float(kept) / max(images, 1),
         seconds=spent,
         gpu_memory=torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None,

@@ -45,7 +45,7 @@ class Fisher(nn.Module):
         """
         if how not in _IMPORTANCE:
             raise ValueError(f"fisher={how!r}: expected one of {', '.join(map(repr, _IMPORTANCE))}")
-        with adapter.learning():
+        with adapter.learning(), adapter.runner.plainly():
             importance = _IMPORTANCE[how](adapter, _checked(images, adapter.device))
         if not bool(importance.isfinite().all()):
             raise ValueError("the source images gave NaN or infinite gradients: no importance could be estimated")
@@ -99,8 +99,7 @@ def sample_importance(adapter: Adapter, batches: Iterable[Tensor]) -> Tensor:
     Where samples do not depend on their batch, all are differentiated at once. Under BatchNorm on batch statistics
     they do: a sample's loss is then differentiated through its whole batch.
     """
-    coupled = adapter.norm.layers and adapter.statistics == "batch"
-    gradients = _coupled_gradients if coupled else _independent_gradients
+    gradients = _coupled_gradients if adapter.coupled else _independent_gradients
     squares, count = torch.zeros_like(_vector(adapter.adapted)), 0
     for x in batches:
         for rows in gradients(adapter, x):
@@ -111,7 +110,7 @@ def sample_importance(adapter: Adapter, batches: Iterable[Tensor]) -> Tensor:
 
 def _independent_gradients(adapter: Adapter, x: Tensor) -> Iterator[Tensor]:
     def loss(theta: dict[str, Tensor], image: Tensor) -> Tensor:
-        return pseudo_label_loss(adapter.run(image.unsqueeze(0), theta)).squeeze(0)
+        return pseudo_label_loss(adapter.counted(adapter.network(image.unsqueeze(0), theta))).squeeze(0)
 
     theta = {name: p.detach() for name, p in zip(adapter.names, adapter.adapted, strict=True)}
     # the fused attention kernels have no batching rule

@@ -9,7 +9,7 @@ Every mode also holds Dropout, DropPath and the like off, and leaves flags, buff
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["Normalisation", "Record"]
+__all__ = ["Normalisation", "Record", "flattened"]
 
 Statistics: TypeAlias = tuple[Tensor, Tensor]  # mean and variance a channel
 Record: TypeAlias = dict[nn.Module, list[Statistics]]  # in the order of a layer's calls
@@ -35,12 +35,20 @@ def _lone(x: Tensor) -> bool:
     return x.numel() == x.shape[1]
 
 
+def flattened(record: Record) -> tuple[list[Tensor], list[int]]:
+    """A record as a list of tensors, and how often each layer was called."""
+    calls = [*record.values()]
+    return [t for statistics in calls for pair in statistics for t in pair], [len(statistics) for statistics in calls]
+
+
 class Normalisation:
     """The ways in which a model's BatchNorm layers may normalise. The layers are looked up once."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = tuple(model.modules())
         self.layers = tuple(m for m in self.modules if isinstance(m, _BatchNorm))
+        self.calls: list[int] = []
+        """How often a recorded pass called each layer."""
 
     @contextmanager
     def source(self) -> Iterator[None]:
@@ -80,6 +88,12 @@ class Normalisation:
                     layer.track_running_stats = True
 
     @contextmanager
+    def detached(self) -> Iterator[None]:
+        """The current batch's statistics, without gradients through them."""
+        with self._using(_source_or_batch):
+            yield
+
+    @contextmanager
     def blended(self, share: float) -> Iterator[None]:
         """(1 − share) of the source's statistics and `share` of the batch's, without gradients through them."""
 
@@ -101,14 +115,16 @@ class Normalisation:
         record: Record = {layer: [] for layer in self.layers}
 
         def note(layer: _BatchNorm, x: Tensor) -> Statistics:
-            mean, variance = layer.running_mean, layer.running_var
-            if mean is None or variance is None or not _lone(x):
-                mean, variance = batch_moments(x)
-            record[layer].append((mean, variance))
-            return mean, variance
+            record[layer].append(_source_or_batch(layer, x))
+            return record[layer][-1]
 
         with self._using(note):
             yield record
+
+    def unflattened(self, tensors: Sequence[Tensor], calls: Sequence[int]) -> Record:
+        """The reverse of `flattened`."""
+        pairs = iter(zip(tensors[::2], tensors[1::2], strict=True))
+        return {layer: [next(pairs) for _ in range(count)] for layer, count in zip(self.layers, calls, strict=True)}
 
     @contextmanager
     def replayed(self, record: Record) -> Iterator[None]:
@@ -139,6 +155,12 @@ class Normalisation:
                     hook.remove()
                 for layer, mean, variance in found:
                     layer.running_mean, layer.running_var = mean, variance
+
+
+def _source_or_batch(layer: _BatchNorm, x: Tensor) -> Statistics:
+    """A batch's moments; the source's where the layer sees one value a channel."""
+    mean, variance = layer.running_mean, layer.running_var
+    return batch_moments(x) if mean is None or variance is None or not _lone(x) else (mean, variance)
 
 
 def _source_if_lone(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:

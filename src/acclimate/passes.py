@@ -31,15 +31,19 @@ class Step:
     logits: Tensor | None = None
     kept: Tensor | None = None
     """S(x) > 0, a sample or a pixel; None where the method learns from everything or from nothing."""
-    terms: dict[str, Tensor] = field(default_factory=dict)
-    """The loss, term by term; empty where no step was taken."""
-    uncertainty: Uncertainty | None = None
-    """Of each kept sample, from methods that measure it."""
-    forwards: int = 0
+    forwards: int | Tensor = 0
     backwards: int | Tensor = 0
     """Samples whose logits received a gradient: the paper's count for EATA, EATA-C and SAR."""
-    in_graph: int = 0
+    in_graph: int | Tensor = 0
     """Samples that were in the graph of a backward pass: the paper's count for ROID."""
+    taken: bool | Tensor = False
+    """Whether a step was taken; a tensor where only the device knows."""
+    losses: dict[str, Tensor] = field(default_factory=dict)
+    """The terms of the loss, whether or not a step was taken."""
+    opinions: Uncertainty | None = None
+    """Of each sample of a second pass."""
+    counts: Tensor | None = None
+    """Which of them were kept; None: all."""
 
     @property
     def entropy(self) -> Tensor | None:
@@ -47,14 +51,26 @@ class Step:
         return None if self.logits is None else entropy(self.logits)
 
     @property
-    def loss(self) -> Tensor | None:
-        """The sum of the terms; None where no step was taken."""
-        return sum(self.terms.values(), torch.zeros(())) if self.terms else None
-
-    @property
     def updated(self) -> bool:
         """Whether the batch changed the network."""
-        return bool(self.terms)
+        return bool(self.taken)
+
+    @property
+    def terms(self) -> dict[str, Tensor]:
+        """The loss, term by term; empty where no step was taken."""
+        return self.losses if self.updated else {}
+
+    @property
+    def loss(self) -> Tensor | None:
+        """The sum of the terms; None where no step was taken."""
+        return torch.stack([*self.losses.values()]).sum() if self.updated else None
+
+    @property
+    def uncertainty(self) -> Uncertainty | None:
+        """Of each kept sample, from methods that measure it; None where no step was taken."""
+        if self.opinions is None or not self.updated:
+            return None
+        return self.opinions if self.counts is None else Uncertainty(*(o[self.counts] for o in self.opinions))
 
 
 class Count(nn.Module):

@@ -1,9 +1,10 @@
 """One batch's pass: its logits, and the kept samples' logits with a graph.
 
-A method asks for `batch.rows(keep)` and does not know how the gradient is had. PyTorch has no instance-wise gradient,
+A method asks for `batch.kept(keep)` and does not know how the gradient is had. PyTorch has no instance-wise gradient,
 so there is more than one way:
 
-- `masked` runs the batch once with a graph and slices it: what the released EATA does.
+- `masked` runs the batch once with a graph and leaves out of the loss what is not kept.
+- `sparse` does the same through a compiled network, whose backward runs only on the rows that have a gradient.
 - `replay` runs the batch without a graph, then the kept samples once more with one: less memory, and less time where
   few are kept. BatchNorm repeats the first pass's statistics, so the logits are equal; the one difference is that no
   gradient flows through the statistics. LayerNorm and GroupNorm networks get the very same gradient.
@@ -13,19 +14,58 @@ so there is more than one way:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .functional import kept_rows
+from .norm import flattened
 
 if TYPE_CHECKING:
     from .adapter import Adapter
 
-__all__ = ["STRATEGIES", "Masked", "Prediction", "Replay", "ReplaySubset", "Strategy", "samples_of"]
+__all__ = ["STRATEGIES", "Kept", "Masked", "Prediction", "Replay", "ReplaySubset", "Strategy", "samples_of"]
 
-Strategy: TypeAlias = Literal["masked", "replay", "replay-subset"]
+Strategy: TypeAlias = Literal["masked", "sparse", "replay", "replay-subset"]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The kept samples' logits with a graph, in the layout that a strategy has them in.
+
+    Samples that do not count may lie among them, so that no shape depends on how many are kept: `mean` and `any` know.
+    """
+
+    logits: Tensor
+    counts: Tensor | None
+    """Which of them count, a sample or a pixel; None: all."""
+    places: Tensor | None
+    """Where in the batch they are; None: they are the batch."""
+    any: bool | Tensor
+    """Whether there is anything to learn from; a tensor where only the device knows."""
+
+    def of(self, values: Tensor) -> Tensor:
+        """A batch's values, for these samples."""
+        return values if self.places is None else values[self.places]
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Over what counts; nought where nothing does."""
+        if self.counts is None:
+            return values.sum() / max(values.numel(), 1)
+        return torch.where(self.counts, values, 0.0).sum() / self.counts.sum().clamp(min=1)
+
+    def where(self, condition: Tensor) -> Kept:
+        """Those of them for which it holds."""
+        counts = condition if self.counts is None else self.counts & condition
+        return Kept(self.logits, counts, self.places, _any(samples_of(counts)))
+
+    @property
+    def samples(self) -> int | Tensor:
+        """How many samples count."""
+        return len(self.logits) if self.counts is None else _count(samples_of(self.counts))
 
 
 class Prediction(ABC):
@@ -37,34 +77,38 @@ class Prediction(ABC):
         self.adapter = adapter
         self.x = x
 
-    def rows(self, keep: Tensor | None = None) -> Tensor:
-        """The kept logits with a graph: `keep` is a mask of samples (B,) or of pixels (B, H, W), which gives (K, C).
-
-        Without a mask, all of them in the shape of `logits`.
-        """
-        step = self.adapter.step
+    def kept(self, keep: Tensor) -> Kept:
+        """What a mask of samples (B,) or of pixels (B, H, W) keeps."""
+        step, samples = self.adapter.step, samples_of(keep)
         step.kept = keep
-        if keep is None:
-            step.backwards = step.backwards + len(self.x)
-            return self._all()
-        samples = samples_of(keep)
-        rows = self._some(keep, samples)
-        step.backwards = step.backwards + (len(rows) if keep.dim() == 1 else samples.sum())
-        return rows
+        kept = self._some(keep, samples)
+        step.backwards = step.backwards + _count(samples)
+        return kept
+
+    def rows(self, keep: Tensor | None = None) -> Tensor:
+        """The kept logits alone, (K, C); without a mask, all of them in the shape of `logits`.
+
+        K is read from the device: a method that asks for `kept` need not wait for it.
+        """
+        if keep is not None:
+            kept = self.kept(keep)
+            return kept.logits if kept.counts is None else kept_rows(kept.logits, kept.counts)
+        self.adapter.step.backwards = self.adapter.step.backwards + len(self.x)
+        return self._all()
 
     @abstractmethod
-    def again(self, keep: Tensor) -> Tensor:
-        """The kept logits by one more pass with a graph, of the parameters as they are now; counted a kept sample."""
+    def again(self, kept: Kept) -> Kept:
+        """The same samples by one more pass with a graph, of the parameters as they are now; counted a kept sample."""
 
     @abstractmethod
     def _all(self) -> Tensor: ...
 
     @abstractmethod
-    def _some(self, keep: Tensor, samples: Tensor) -> Tensor: ...
+    def _some(self, keep: Tensor, samples: Tensor) -> Kept: ...
 
 
 class Masked(Prediction):
-    """Slice the full batch's graph."""
+    """One graph of the whole batch."""
 
     def __init__(self, adapter: Adapter, x: Tensor) -> None:
         super().__init__(adapter, x)
@@ -75,22 +119,23 @@ class Masked(Prediction):
         self.adapter.step.in_graph += len(self.x)
         return self.graph
 
-    def _some(self, keep: Tensor, samples: Tensor) -> Tensor:  # noqa: ARG002
-        return kept_rows(self._all(), keep)
+    def _some(self, keep: Tensor, samples: Tensor) -> Kept:
+        return Kept(self._all(), keep, None, _any(samples))
 
-    def again(self, keep: Tensor) -> Tensor:
+    def again(self, kept: Kept) -> Kept:
         """The whole batch, where its samples share BatchNorm's statistics; else the kept samples alone."""
-        samples = samples_of(keep)
         adapter = self.adapter
-        if adapter.statistics == "source" or not adapter.norm.layers:
-            kept = self.x[samples]
-            adapter.step.in_graph += len(kept)
-            logits = adapter.logits(kept)
-            return logits if keep.dim() == 1 else kept_rows(logits, keep[samples])
-        adapter.step.in_graph += len(self.x)
-        rows = kept_rows(adapter.logits(self.x), keep)
-        adapter.step.forwards += (len(rows) if keep.dim() == 1 else int(samples.sum())) - len(self.x)
-        return rows
+        assert kept.counts is not None  # noqa: S101
+        samples = samples_of(kept.counts)
+        if adapter.coupled:
+            adapter.step.in_graph += len(self.x)
+            logits = adapter.logits(self.x)
+            adapter.step.forwards = adapter.step.forwards - len(self.x) + _count(samples)
+            return Kept(logits, kept.counts, None, kept.any)
+        places = samples.nonzero().squeeze(1)
+        adapter.step.in_graph += len(places)
+        logits = adapter.logits(self.x[places])
+        return Kept(logits, None if kept.counts.dim() == 1 else kept.counts[places], places, kept.any)
 
 
 class Replay(Prediction):
@@ -104,32 +149,45 @@ class Replay(Prediction):
     def _all(self) -> Tensor:
         return self._again(self.x)
 
-    def _some(self, keep: Tensor, samples: Tensor) -> Tensor:
-        kept = self.x[samples]
-        if not len(kept):
-            return kept_rows(self.logits, keep)
-        logits = self._again(kept)
-        return logits if keep.dim() == 1 else kept_rows(logits, keep[samples])
+    def _some(self, keep: Tensor, samples: Tensor) -> Kept:
+        places = samples.nonzero().squeeze(1)
+        counts = None if keep.dim() == 1 else keep[places]
+        if not len(places):
+            return Kept(self.logits[:0], counts, places, any=False)
+        return Kept(self._again(self.x[places]), counts, places, any=True)
 
-    def again(self, keep: Tensor) -> Tensor:
+    def again(self, kept: Kept) -> Kept:
         """The kept samples."""
-        return self._some(keep, samples_of(keep))
+        return Kept(self._again(kept.of(self.x)), kept.counts, kept.places, kept.any)
 
     def _again(self, kept: Tensor) -> Tensor:
         self.adapter.step.in_graph += len(kept)
         return self._second(kept)
 
     def _first(self) -> Tensor:
-        if self.adapter.statistics == "source":
-            return self.adapter.logits(self.x)
-        with self.adapter.norm.recorded() as self.record:
-            return self.adapter.run(self.x)
+        adapter = self.adapter
+        if not adapter.coupled:
+            return adapter.logits(self.x)
+
+        def body(x: Tensor, _: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            with adapter.norm.recorded() as record:
+                logits = adapter.network(x)
+            statistics, adapter.norm.calls = flattened(record)
+            return (logits, *statistics)
+
+        logits, *self.statistics = adapter.runner("recorded", body, self.x)
+        return adapter.counted(logits)
 
     def _second(self, kept: Tensor) -> Tensor:
-        if self.adapter.statistics == "source":
-            return self.adapter.logits(kept)
-        with self.adapter.norm.replayed(self.record):
-            return self.adapter.run(kept)
+        adapter = self.adapter
+        if not adapter.coupled:
+            return adapter.logits(kept, fresh=True)
+
+        def body(x: Tensor, given: Sequence[Tensor]) -> tuple[Tensor]:
+            with adapter.norm.replayed(adapter.norm.unflattened(given, adapter.norm.calls)):
+                return (adapter.network(x),)
+
+        return adapter.counted(adapter.runner("replayed", body, kept, given=self.statistics, fresh=True)[0])
 
 
 class ReplaySubset(Replay):
@@ -139,7 +197,7 @@ class ReplaySubset(Replay):
         return self.adapter.logits(self.x)
 
     def _second(self, kept: Tensor) -> Tensor:
-        return self.adapter.logits(kept)
+        return self.adapter.logits(kept, fresh=True)
 
 
 def samples_of(keep: Tensor) -> Tensor:
@@ -147,4 +205,18 @@ def samples_of(keep: Tensor) -> Tensor:
     return keep if keep.dim() == 1 else keep.flatten(1).any(1)
 
 
-STRATEGIES: dict[str, type[Prediction]] = {"masked": Masked, "replay": Replay, "replay-subset": ReplaySubset}
+def _any(samples: Tensor) -> bool | Tensor:
+    """Read where that costs nothing."""
+    return bool(samples.any()) if samples.device.type == "cpu" else samples.any()
+
+
+def _count(samples: Tensor) -> int | Tensor:
+    return int(samples.sum()) if samples.device.type == "cpu" else samples.sum()
+
+
+STRATEGIES: dict[str, type[Prediction]] = {
+    "masked": Masked,
+    "sparse": Masked,
+    "replay": Replay,
+    "replay-subset": ReplaySubset,
+}

@@ -66,8 +66,12 @@ class Stateful(nn.Module):
     def _restore_slots(self, parts: Mapping[str, Mapping[str, Tensor]], slots: Iterable[_Slot]) -> None:
         for name, module, key in slots:
             value, now = parts["state"].get(name), getattr(module, key)
-            device = self.device if now is None else now.device
-            setattr(module, key, None if value is None else value.to(device, copy=True))
+            if value is None or now is None:
+                setattr(module, key, None if value is None else value.to(self.device, copy=True))
+            elif (now.shape, now.dtype) == (value.shape, value.dtype):
+                now.copy_(value)  # in place: a recorded step reads it there
+            else:
+                setattr(module, key, value.to(now.device, copy=True))
 
     def reset(self) -> None:
         """Back to the source: parameters, optimizer, the method's state, counters and generator."""

@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .branches import Branch, Names, find_branches
 
-__all__ = ["StochasticDepth", "subnetwork"]
+__all__ = ["Draw", "StochasticDepth", "subnetwork"]
 
 
 @contextmanager
@@ -78,12 +78,12 @@ class StochasticDepth:
         schedule: Literal["linear", "uniform"] = "linear",
         per: Literal["sample", "batch"] = "sample",
         generator: Generator | None = None,
-    ) -> Iterator[None]:
+    ) -> Iterator[Draw]:
         """See `subnetwork`."""
         if per not in ("sample", "batch"):
             raise ValueError(f'per={per!r}: expected "sample" or "batch"')
         rates = self.rates(drop, schedule)
-        draw = _Draw([rate for rate in rates if rate], per, generator)
+        draw = Draw([rate for rate in rates if rate], per, generator)
         acting: list[_Mask | _Skip] = []
         for branch, rate, known in zip(self.branches, rates, self._known, strict=True):
             if rate:
@@ -93,42 +93,60 @@ class StochasticDepth:
         try:
             for act in acting:
                 act.attach()
-            yield
+            yield draw
         finally:
             start.remove()
             for act in acting:
                 act.detach()
 
 
-class _Draw:
+class Draw:
     """Which branches stay, drawn anew at each forward pass of the model."""
 
     def __init__(self, rates: list[float], per: Literal["sample", "batch"], generator: Generator | None) -> None:
         self.rates, self.per, self.generator = rates, per, generator
         self.batch = 0
         self.count = 0
-        self.scales: Tensor | None = None  # (branches, B): 0 where a sample's branch is left out, else 1/(1 − r)
+        self.scales: Tensor | None = None  # (B, branches): 0 where a sample's branch is left out, else 1/(1 − r)
+        self.given = False
         self.stays: list[bool] = []
 
     def __call__(self, _: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        """Before a pass of the model."""
         x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-        self.batch = len(x)
+        self.batch = x.shape[0]
         self.count += 1
-        device = "cpu" if self.generator is None else self.generator.device
-        if self.per == "sample":
-            rates = torch.tensor(self.rates, device=device, dtype=torch.float64).unsqueeze(1)
-            chance = torch.rand(len(self.rates), self.batch, generator=self.generator, device=device)
-            dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-            self.scales = ((chance >= rates) / (1 - rates)).to(x.device, dtype, non_blocking=True)
-        else:
-            chance = torch.rand(len(self.rates), generator=self.generator, device=device)
+        if self.per == "batch":
+            chance = torch.rand(len(self.rates), generator=self.generator, device=self._device)
             self.stays = [c >= rate for c, rate in zip(chance.tolist(), self.rates, strict=True)]
+        elif not self.given:
+            self.scales = self.scales_for(x)
+
+    def scales_for(self, x: Tensor) -> Tensor:
+        """A draw for a batch."""
+        rates = torch.tensor(self.rates, device=self._device, dtype=torch.float64).unsqueeze(1)
+        chance = torch.rand(len(self.rates), len(x), generator=self.generator, device=self._device)
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        return ((chance >= rates) / (1 - rates)).T.to(x.device, dtype, non_blocking=True)
+
+    @contextmanager
+    def using(self, scales: Tensor) -> Iterator[None]:
+        """Passes inside take this draw."""
+        self.scales, self.given = scales, True
+        try:
+            yield
+        finally:
+            self.scales, self.given = None, False
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device("cpu") if self.generator is None else self.generator.device
 
 
 class _Mask:
     """Leaves a branch out sample by sample: a forward hook on its last module."""
 
-    def __init__(self, branch: Branch, draw: _Draw, index: int) -> None:
+    def __init__(self, branch: Branch, draw: Draw, index: int) -> None:
         self.branch, self.draw, self.index = branch, draw, index
         self.hook: RemovableHandle | None = None
 
@@ -141,12 +159,12 @@ class _Mask:
 
     def __call__(self, _: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         y = _tensor_of(output)
-        if self.draw.scales is None or len(y) != self.draw.batch:
+        if self.draw.scales is None or y.shape[0] != self.draw.batch:
             raise ValueError(
                 f"branch {self.branch.name!r} gave {len(y)} rows for a batch of {self.draw.batch}: call the model "
                 "itself inside subnetwork(), and name branches whose first dimension is the batch"
             )
-        scale = self.draw.scales[self.index].to(y.dtype).view(-1, *[1] * (y.dim() - 1))
+        scale = self.draw.scales[:, self.index].to(y.dtype).view(-1, *[1] * (y.dim() - 1))
         if not self.branch.whole:
             return _with_tensor(output, y * scale)
         x = _tensor_of(args)
@@ -197,7 +215,7 @@ class _Skip:
     look like; until then it is run and multiplied by zero.
     """
 
-    def __init__(self, branch: Branch, draw: _Draw, index: int, known: _Known) -> None:
+    def __init__(self, branch: Branch, draw: Draw, index: int, known: _Known) -> None:
         self.branch, self.draw, self.index, self.known = branch, draw, index, known
         self.forwards: list[tuple[Callable[..., Any], bool]] = []  # and whether it was the instance's own
         self.x = torch.empty(0)

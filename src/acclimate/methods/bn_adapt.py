@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from ..adapter import Adapter
+from ..adapter import Adapter, Running
 
 __all__ = ["BNAdapt"]
 
@@ -19,17 +19,15 @@ class BNAdapt(Adapter):
     Args:
         model: a network with BatchNorm layers.
         prior: N, how many samples the source statistics count for; 0 takes the batch's alone.
-        classes: predict over these classes alone.
-        seed: unused here; every adapter has one.
+        options: `engine`, `precision`, `classes`, `seed`: see `Adapter`.
     """
 
+    by_size = True
     cost = (1, 0)
     default_parameters: ClassVar[None] = None
 
-    def __init__(
-        self, model: nn.Module, *, prior: float = 64, classes: Sequence[int] | None = None, seed: int = 0
-    ) -> None:
-        super().__init__(model, statistics="source" if prior else "batch", classes=classes, seed=seed)
+    def __init__(self, model: nn.Module, *, prior: float = 64, **options: Unpack[Running]) -> None:
+        super().__init__(model, statistics="source" if prior else "batch", **options)
         if not self.norm.layers:
             raise ValueError("BNAdapt needs BatchNorm layers, and the model has none: Tent and EATA adapt other norms")
         if prior < 0:

@@ -36,7 +36,7 @@ class CoTTA(Adapter):
         views: how many.
         loss: `"symmetric"`, or `"teacher"`, the cross-entropy −Σ p_t log p alone, as on CIFAR.
         augment: makes a view: a callable of (images, generator).
-        options: `lr`, `optimizer`, `parameters`, `statistics`, `strategy`, `classes`, `seed`: see `Adapter`. All
+        options: what every adapter takes, such as `lr` and `engine`: see `Adapter`. All
             parameters adapt unless others are named.
     """
 

@@ -28,8 +28,10 @@ class EATA(Adapter):
         beta: β, the weight of the pull towards the source; 0 is ETA and needs no `source`.
         fisher: `"batch"`, as the released program has it, or `"sample"`, Eq. (9) as written (β is then smaller).
         select: another S(x), in the place of `Reliable(margin) * NonRedundant(epsilon)`.
-        options: `lr`, `optimizer`, `parameters`, `statistics`, `strategy`, `classes`, `seed`: see `Adapter`.
+        options: what every adapter takes, such as `lr` and `engine`: see `Adapter`.
     """
+
+    selective = True
 
     def __init__(
         self,
@@ -52,14 +54,13 @@ class EATA(Adapter):
         """Predict, then learn from the samples with S(x) > 0, if there are any."""
         batch = self.predict(x)
         s = self.select(batch.logits)  # Eq. (6)
-        keep = s > 0
-        z = batch.rows(keep)
-        if len(z):
-            self.update(
-                entropy=(s[keep] * entropy(z)).mean(),  # Eq. (2)
-                fisher=self.beta * self.regulariser(self.adapted),  # Eq. (8)
-            )
-        self.select.observe(batch.logits, keep)  # Eq. (4)
+        kept = batch.kept(s > 0)
+        self.update(
+            when=kept.any,
+            entropy=kept.mean(kept.of(s) * entropy(kept.logits)),  # Eq. (2)
+            fisher=self.beta * self.regulariser(self.adapted),  # Eq. (8)
+        )
+        self.select.observe(batch.logits, s > 0)  # Eq. (4)
         return batch.logits
 
 

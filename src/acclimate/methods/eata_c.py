@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -12,7 +13,7 @@ from typing_extensions import Unpack
 from ..adapter import Adapter, Options
 from ..branches import Names
 from ..fisher import Fisher, Images
-from ..functional import certainty, consistency, entropy, kept_rows
+from ..functional import certainty, consistency, entropy
 from ..network import check_images
 from ..passes import Step, Uncertainty
 from ..prediction import Strategy
@@ -83,7 +84,7 @@ class EATAC(Adapter):
         self.margin, self.epsilon, self.fisher = margin, epsilon, fisher
         self.divergence, self.schedule, self.per = divergence, schedule, per
         self.branches, self.blocks = branches, blocks
-        if self.strategy == "masked":
+        if self.strategy in ("masked", "sparse"):
             raise ValueError('a sub-network needs a pass of its own: strategy="replay-subset" or "replay"')
         if smoothing is not None and not 0 <= smoothing <= 1:
             raise ValueError(f"smoothing={smoothing}: expected a number in [0, 1]")
@@ -101,25 +102,31 @@ class EATAC(Adapter):
         batch = self.predict(x)
         keep = self.select(batch.logits) > 0  # Eq. (15)
         with self.subnetwork():
-            z_sub = batch.rows(keep)
-            if len(z_sub):
-                z = kept_rows(batch.logits, keep)
-                divergence = consistency(z, z_sub, self.smoothing, self.divergence)  # Eq. (10), (11)
-                c = certainty(z, z_sub)  # Eq. (13)
-                self.update(
-                    consistency=self.weight * divergence.mean(),
-                    entropy=self.alpha * (c * entropy(z_sub)).mean(),  # Eq. (12)
-                    fisher=self.beta * self.regulariser(self.adapted),  # Eq. (14)
-                )
-                self.step.uncertainty = Uncertainty(divergence.detach(), c < 0)
+            kept = batch.kept(keep)
+            z, z_sub = kept.of(batch.logits), kept.logits
+            divergence = consistency(z, z_sub, self.smoothing, self.divergence)  # Eq. (10), (11)
+            c = certainty(z, z_sub)  # Eq. (13)
+            self.update(
+                when=kept.any,
+                consistency=self.weight * kept.mean(divergence),
+                entropy=self.alpha * kept.mean(c * entropy(z_sub)),  # Eq. (12)
+                fisher=self.beta * self.regulariser(self.adapted),  # Eq. (14)
+            )
+        self.step.opinions, self.step.counts = Uncertainty(divergence.detach(), c < 0), kept.counts
         self.select.observe(batch.logits, keep)  # Eq. (4)
         return batch.logits
 
-    def subnetwork(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def subnetwork(self) -> Iterator[None]:
         """Inside it, the model is a sub-network, drawn from the adapter's generator at each pass."""
         if self.depth is None:
-            return nullcontext()
-        return self.depth.sampled(self.drop, schedule=self.schedule, per=self.per, generator=self.generator)
+            yield
+            return
+        with self.depth.sampled(self.drop, schedule=self.schedule, per=self.per, generator=self.generator) as self.draw:
+            try:
+                yield
+            finally:
+                self.draw = None
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -27,10 +27,11 @@ class MEMO(Adapter):
         views: K.
         prior: N of BatchNorm's statistics, N/(N+1) of the source's and 1/(N+1) of the current images'.
         augment: makes the views, each of an image of its own: a callable of (images, generator).
-        options: `lr`, `optimizer`, `parameters`, `classes`, `seed`: see `Adapter`. All parameters adapt unless
+        options: what every adapter takes, such as `lr` and `engine`: see `Adapter`. All parameters adapt unless
             others are named.
     """
 
+    by_size = True
     cost = (65, 64)
     default_optimizer: ClassVar[Any] = SGD
     default_parameters: ClassVar[Parameters | None] = "all"
@@ -65,7 +66,7 @@ class MEMO(Adapter):
         """Each image by itself."""
         refuse_non_finite(x, unit_range=self.unit_range)
         losses, logits = zip(*(self._one(image) for image in x[:, None]), strict=True)
-        self.step.terms = {"entropy": torch.stack(losses).mean()}
+        self.step.losses = {"entropy": torch.stack(losses).mean()}
         return torch.cat(logits)
 
     def _one(self, image: Tensor) -> tuple[Tensor, Tensor]:

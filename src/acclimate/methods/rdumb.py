@@ -23,7 +23,7 @@ class RDumb(ETA):
         margin: E0 = margin · ln C (Eq. 3).
         epsilon: ε (Eq. 5); see `EATA`.
         select: another S(x).
-        options: `lr`, `optimizer`, `parameters`, `statistics`, `strategy`, `classes`, `seed`: see `Adapter`.
+        options: what every adapter takes, such as `lr` and `engine`: see `Adapter`.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class ROID(Adapter):
         prior: the returned logits are corrected by the batch's smoothed class frequencies π': `"log"` adds log π', the
             `"released"` program multiplies by π', which leaves hardly any confidence; None returns them as they are.
         augment: makes the view: a callable of (images, generator).
-        options: `lr`, `optimizer`, `parameters`, `statistics`, `strategy`, `classes`, `seed`: see `Adapter`.
+        options: what every adapter takes, such as `lr` and `engine`: see `Adapter`.
     """
 
     cost = (2, 2)

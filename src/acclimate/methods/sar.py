@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from ..adapter import Adapter, Options
-from ..functional import entropy, kept_rows
+from ..functional import entropy
 from ..parameters import Parameters
-from ..prediction import samples_of
 from ..selection import Reliable
 from ..sharpness import ascended
 
@@ -29,13 +29,15 @@ class SAR(Adapter):
         floor: the least e.
         reset: after starting over, e is `"empty"`; the `"released"` program keeps e and the optimizer's momentum, so
             that it starts over again and again until e has risen.
-        options: `lr`, `optimizer`, `parameters`, `statistics`, `strategy`, `classes`, `seed`: see `Adapter`. The last
+        options: what every adapter takes, such as `lr` and `engine`: see `Adapter`. The last
             stage's norm layers do not adapt (`parameters="early-norm"`).
     """
 
     cost = (2, 2)
+    selective = True
     default_parameters: ClassVar[Parameters | None] = "early-norm"
-    average: Tensor | None
+    average: Tensor
+    """e; NaN while it is empty."""
 
     def __init__(
         self,
@@ -54,32 +56,31 @@ class SAR(Adapter):
             raise ValueError(f'SAR: reset={reset!r}; expected "empty" or "released"')
         self.margin, self.rho, self.floor, self.reset_ = margin, rho, floor, reset
         self.reliable = Reliable(margin, weighted=False)
-        self.register_buffer("average", None)
+        self.register_buffer("average", torch.tensor(torch.nan, device=self.device))
 
     def adapt(self, x: Tensor) -> Tensor:
         """Predict, then step by the gradient at the sharpest point nearby."""
         batch = self.predict(x)
-        keep = self.reliable(batch.logits) > 0  # R
-        z = batch.rows(keep)
-        if len(z):
-            with ascended(self.adapted, self.gradients(entropy(z).mean()), self.rho):  # θ' = θ + ρ·g/‖g‖
-                z = batch.again(keep)
-                still = self.reliable(z) > 0  # R'
-                h = entropy(kept_rows(z, still))
-                loss = h.sum() / max(len(h), 1)
+        kept = batch.kept(self.reliable(batch.logits) > 0)  # R
+        if kept.any:
+            uncertain = kept.mean(entropy(kept.logits))
+            with ascended(self.adapted, self.gradients(uncertain), self.rho):  # θ' = θ + ρ·g/‖g‖
+                kept = batch.again(kept)
+                kept = kept.where(self.reliable(kept.logits) > 0)  # R'
+                loss = kept.mean(entropy(kept.logits))
                 gradients = self.gradients(loss)
             self.descend(gradients, entropy=loss)
-            self.step.backwards = self.step.backwards + samples_of(keep.masked_scatter(keep, still)).sum()
-            if len(h):
-                self._follow(loss.detach())
+            self.step.backwards = self.step.backwards + kept.samples
+            self._follow(loss.detach(), kept.any)
         self._recover()
         return batch.logits
 
-    def _follow(self, loss: Tensor) -> None:
-        self.average = loss if self.average is None else 0.9 * self.average + 0.1 * loss
+    def _follow(self, loss: Tensor, learned: bool | Tensor) -> None:
+        e = torch.where(self.average.isnan(), loss, 0.9 * self.average + 0.1 * loss)
+        self.average = torch.where(torch.as_tensor(learned, device=e.device), e, self.average)
 
     def _recover(self) -> None:
-        if self.average is not None and bool(self.average < self.floor):
+        if bool(self.average < self.floor):
             if self.reset_ == "released":
                 self.start_over(optimizer=False)
             else:

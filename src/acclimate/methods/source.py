@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from ..adapter import Adapter
+from ..adapter import Adapter, Running
 
 __all__ = ["Source"]
 
@@ -18,8 +18,8 @@ class Source(Adapter):
     cost = (1, 0)
     default_parameters: ClassVar[None] = None
 
-    def __init__(self, model: nn.Module, *, classes: Sequence[int] | None = None, seed: int = 0) -> None:
-        super().__init__(model, statistics="source", classes=classes, seed=seed)
+    def __init__(self, model: nn.Module, **options: Unpack[Running]) -> None:
+        super().__init__(model, statistics="source", **options)
 
     def adapt(self, x: Tensor) -> Tensor:
         """Predict."""

@@ -27,10 +27,10 @@ class TEA(Adapter):
         step_size: theirs.
         noise: its standard deviation.
         buffer: how many images are kept for replay. They take up memory as they are drawn, on the model's device and in
-            `precision`: in half precision 10,000 are 3.0 GB at 3×224×224 and 61 MB at 3×32×32. `replay.nbytes` tells.
+            `storage`: in half precision 10,000 are 3.0 GB at 3×224×224 and 61 MB at 3×32×32. `replay.nbytes` tells.
         renewal: the probability that a drawn image starts anew from noise.
-        precision: of the images kept.
-        options: `lr`, `optimizer`, `parameters`, `statistics`, `strategy`, `classes`, `seed`: see `Adapter`.
+        storage: the type that images are kept in.
+        options: what every adapter takes, such as `lr` and `engine`: see `Adapter`.
     """
 
     cost = (23, 22)
@@ -45,17 +45,17 @@ class TEA(Adapter):
         noise: float = 0.01,
         buffer: int = 10_000,
         renewal: float = 0.05,
-        precision: torch.dtype = torch.float16,
+        storage: torch.dtype = torch.float16,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(model, **options)
         if steps < 0 or not 0 <= renewal <= 1:
             raise ValueError(f"TEA: steps={steps} must not be negative, and renewal={renewal} lie in [0, 1]")
-        if not precision.is_floating_point:
-            raise ValueError(f"TEA: precision={precision}; expected a floating-point type such as torch.float16")
+        if not storage.is_floating_point:
+            raise ValueError(f"TEA: storage={storage}; expected a floating-point type such as torch.float16")
         self.steps, self.step_size, self.noise = steps, step_size, noise
-        self.buffer, self.renewal, self.precision = buffer, renewal, precision
-        self.replay = Replay(buffer, precision)
+        self.buffer, self.renewal, self.storage = buffer, renewal, storage
+        self.replay = Replay(buffer, storage)
 
     def adapt(self, x: Tensor) -> Tensor:
         """Learn to tell the batch from what the model imagines, then predict."""

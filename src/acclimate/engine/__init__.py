@@ -1,0 +1,9 @@
+"""How passes run fast: precision, layout, compilation, a backward on the kept samples alone, CUDA graphs.
+
+Nothing of torch.compile is imported before a pass is compiled.
+"""
+
+from .choice import Engine, Precision, choose
+from .runner import Runner
+
+__all__ = ["Engine", "Precision", "Runner", "choose"]

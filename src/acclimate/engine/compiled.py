@@ -1,0 +1,85 @@
+"""A network's passes, compiled: traced as they run, hooks and all, and given to torch.compile.
+
+The Python of a pass, with whatever hooks and statistics are in force, runs once on fake tensors; what is compiled is a
+flat list of operations on explicit tensors. So everything that a `with` block does to a network is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from .selective import SelectiveBackward
+
+__all__ = ["Body", "CompiledPass"]
+
+Body = Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor]]
+"""A pass: of a batch and whatever other tensors it needs; the logits come first in what it returns."""
+
+
+class CompiledPass:
+    """One kind of pass of a network, for any batch size; or for one `size`, where the network's Python asks for it."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        x: Tensor,
+        given: Sequence[Tensor],
+        tensors: Mapping[str, Tensor],
+        *,
+        batched: int = 0,
+        selective: bool = False,
+        dynamic: bool = False,
+    ) -> None:
+        self.names = tuple(tensors)
+        self.batched = batched
+        self.dynamic = dynamic and len(x) > 1
+        self.backend = SelectiveBackward() if selective else None
+        graph, self.size = _trace(module, x, given, tensors, batched)
+        self.run: Callable[..., Sequence[Tensor]] = torch.compile(
+            graph, backend="inductor" if self.backend is None else self.backend
+        )
+
+    def __call__(self, x: Tensor, given: Sequence[Tensor], tensors: Mapping[str, Tensor]) -> Sequence[Tensor]:
+        """Run it."""
+        if self.dynamic and len(x) > 1:
+            x = x.view_as(x)  # a mark stays on a tensor, and this one may be the user's
+            for tensor in (x, *given[: self.batched]):
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return self.run(x, *given, *(tensors[name] for name in self.names))
+
+
+def _trace(
+    module: nn.Module, x: Tensor, given: Sequence[Tensor], tensors: Mapping[str, Tensor], batched: int
+) -> tuple[GraphModule, int | None]:
+    """The pass as a flat graph of (x, *given, *tensors), and its batch size if it holds for no other."""
+    names = [f"network.{name}" for name in tensors]
+
+    def flat(x: Tensor, *rest: Tensor) -> Sequence[Tensor]:
+        given_, tensors_ = rest[: len(given)], rest[len(given) :]
+        return tuple(functional_call(module, dict(zip(names, tensors_, strict=True)), (x, given_)))
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+    def with_rows(tensor: Tensor, name: str) -> Tensor:
+        sizes = [DimDynamic.STATIC] * tensor.dim()
+        if len(x) > 1:
+            sizes[0] = DimDynamic.DUCK  # of one size, one symbol
+        context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
+        return mode.from_tensor(tensor, source=ConstantSource(name), symbolic_context=context)
+
+    inputs: list[Any] = [with_rows(t, f"batched{i}") for i, t in enumerate([x, *given[:batched]])]
+    inputs += [mode.from_tensor(t, static_shapes=True) for t in [*given[batched:], *tensors.values()]]
+    graph = make_fx(flat, tracing_mode="fake", pre_dispatch=True)(*inputs)
+    size = inputs[0].shape[0]
+    symbolic = isinstance(size, torch.SymInt) and not size.node.shape_env.replace(size.node.expr).is_number
+    return graph, None if symbolic else len(x)

@@ -1,0 +1,153 @@
+"""A backward pass on those rows of a batch alone whose output gradient is not zero.
+
+A `torch.compile` backend around Inductor. The network is compiled with a symbolic batch size, so the compiled backward
+takes any number of rows: out of each saved activation the rows with a gradient are gathered, and it runs on those.
+Where rows do not depend on each other (LayerNorm, GroupNorm, fixed BatchNorm statistics) this is the dense gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch._functorch import config as autograd_config
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch.fx import GraphModule, Node
+
+__all__ = ["SelectiveBackward", "UnfitError", "repeatable", "rows_first"]
+
+Compiled: TypeAlias = Callable[[list[Any]], Any]
+
+
+class UnfitError(RuntimeError):
+    """A network whose backward cannot be restricted to some rows."""
+
+
+def rows_first(mask: Tensor, count: int) -> Tensor:
+    """Places of `count` rows: those in the mask in their order, then others."""
+    return torch.argsort(mask.logical_not().to(torch.uint8), stable=True)[:count]
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """A backward that is compiled inside leaves the saved activations whole, and may run inside again."""
+    with autograd_config.patch(donated_buffer=False):
+        yield
+
+
+class SelectiveBackward:
+    """The backend. `rows` says on how many rows the backward runs: a number not smaller than those with a gradient,
+    or None, which counts them (and so waits for the device)."""
+
+    def __init__(self) -> None:
+        self.rows: int | None = None
+
+    def __call__(self, graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """What torch.compile calls with the traced network."""
+        with autograd_config.patch(enable_autograd_cache=False), repeatable():  # the cache knows nothing of rows
+            compiled: Any = compile_fx(graph, list(inputs), inner_compile=self._compile)
+            return compiled  # type: ignore[no-any-return]
+
+    def _compile(self, graph: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+        compiled = compile_fx_inner(graph, inputs, **options)
+        if not options.get("is_backward"):
+            return compiled
+        rows = _Rows(graph, compiled, self)
+
+        def backward(arguments: list[Any]) -> Any:
+            return rows(arguments)
+
+        backward._boxed_call = True  # type: ignore[attr-defined]  # it takes one list, and may empty it
+        return backward
+
+
+@dataclass(frozen=True)
+class _Batched:
+    """A tensor whose dimension `dim` holds `times` entries a row of the batch."""
+
+    dim: int
+    times: int
+
+
+class _Rows:
+    """The compiled backward, called with gathered rows."""
+
+    def __init__(self, graph: GraphModule, compiled: Any, backend: SelectiveBackward) -> None:
+        self.compiled, self.backend = compiled, backend
+        nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        values = [node.meta.get("val") for node in nodes]
+        symbols = set().union(*(_symbols(size) for value in values for size in _sizes(value)))
+        if len(symbols) != 1:
+            raise UnfitError(f"its backward has {len(symbols)} symbolic sizes where only the batch's was expected")
+        (batch,) = symbols
+        self.layout = [_layout(value, batch) for value in values]
+        self.tangent = _tangent(nodes, self.layout)
+
+    def __call__(self, arguments: list[Any]) -> Any:
+        gradient = arguments[self.tangent]
+        size, mask = len(gradient), (gradient != 0).flatten(1).any(1)
+        count = self.backend.rows or max(int(mask.sum()), 1)
+        if count < size:
+            self._gather(arguments, rows_first(mask, count), size)
+        return self.compiled(arguments)
+
+    def _gather(self, arguments: list[Any], rows: Tensor, size: int) -> None:
+        """In place, so that nothing else keeps the full tensors. Views of one storage share one gather."""
+        gathered: dict[tuple[Any, ...], Tensor] = {}
+        for i, layout in enumerate(self.layout):
+            if callable(layout):
+                arguments[i] = layout(len(rows))
+            elif layout is not None:
+                arguments[i] = _gather(arguments[i], layout, rows, size, gathered)
+
+
+def _gather(
+    tensor: Tensor, layout: _Batched, rows: Tensor, size: int, gathered: dict[tuple[Any, ...], Tensor]
+) -> Tensor:
+    """Rows of the storage rather than of the tensor: strides stay as the compiled code was made for."""
+    strides, length = tensor.stride(), layout.times * tensor.stride(layout.dim)
+    others = [i for i in range(tensor.dim()) if i != layout.dim]
+    span = sum((tensor.shape[i] - 1) * strides[i] for i in others) + (layout.times - 1) * strides[layout.dim]
+    within = tensor.storage_offset() % length if length else 0
+    if within + span >= length:
+        raise UnfitError(f"a saved tensor of shape {tuple(tensor.shape)} and strides {strides} has interleaved rows")
+    start = tensor.storage_offset() - within
+    key = (tensor.untyped_storage().data_ptr(), start, length, tensor.dtype)
+    if key not in gathered:
+        gathered[key] = tensor.as_strided((size, length), (length, 1), start).index_select(0, rows)
+    shape = list(tensor.shape)
+    shape[layout.dim] = layout.times * len(rows)
+    return gathered[key].as_strided(shape, strides, within)
+
+
+def _sizes(value: Any) -> Sequence[Any]:
+    return (value,) if isinstance(value, torch.SymInt) else tuple(getattr(value, "shape", ()))
+
+
+def _symbols(size: Any) -> set[Any]:
+    return set(size.node.expr.free_symbols) if isinstance(size, torch.SymInt) else set()
+
+
+def _layout(value: Any, batch: Any) -> Callable[[int], int] | _Batched | None:
+    """How an argument depends on the batch size: a number made of it, a tensor with rows, or not at all."""
+    if isinstance(value, torch.SymInt):
+        return lambda rows: int(value.node.expr.subs(batch, rows))
+    for dim, size in enumerate(_sizes(value)):
+        if _symbols(size):
+            times = size.node.expr / batch
+            if times.free_symbols or not times.is_Integer:
+                raise UnfitError(f"a saved tensor has a dimension of {size}, which is no multiple of the batch")
+            return _Batched(dim, int(times))
+    return None
+
+
+def _tangent(nodes: list[Node], layout: list[Any]) -> int:
+    """The gradient of the logits: among the gradients that come in, the one with rows."""
+    found = [i for i, node in enumerate(nodes) if node.name.startswith("tangents") and isinstance(layout[i], _Batched)]
+    if len(found) != 1:
+        raise UnfitError(f"its backward starts from {len(found)} gradients where one was expected")
+    return found[0]
