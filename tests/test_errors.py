@@ -131,7 +131,7 @@ def test_source_images_come_in_any_wrapping(source: object) -> None:
     [
         ({"lr": 0.1, "optimizer": partial(torch.optim.SGD, lr=0.1)}, "give lr= or optimizer=, not both"),
         ({"statistics": "both"}, "statistics='both'"),
-        ({"strategy": "sparse"}, "expected one of masked, replay"),
+        ({"strategy": "sparser"}, "expected one of masked, sparse, replay"),
         ({"classes": [3]}, "at least two distinct class indices"),
         ({"classes": [3, 3]}, "at least two distinct class indices"),
     ],

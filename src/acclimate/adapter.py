@@ -27,8 +27,8 @@ from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 from typing_extensions import Self
 
-from .engine import Engine, Precision, Runner, choose
-from .network import check_images, read_logits, refuse_non_finite, refuse_probabilities
+from .engine import Engine, Graphs, Part, Precision, Runner, choose
+from .network import check_images, read_logits, refuse_non_finite, refuse_probabilities, soundness
 from .norm import Normalisation
 from .optimizers import can_wait, only_where, start_momentum
 from .parameters import Parameters, choose_parameters
@@ -150,11 +150,14 @@ class Adapter(Stateful, ABC):
         self.detach_statistics = detach_statistics
         self.seed = seed
         self.norm = Normalisation(model)
+        self._asked = engine, precision, strategy
         self.engine = choose(engine, precision, model, self.device)
         self.strategy = self._strategy(strategy)
         self.draw: Draw | None = None
         """The sub-network that passes are of."""
-        self.runner = Runner(self, self.engine)
+        self.runner, self.graphs = Runner(self, self.engine), Graphs(self)
+        self.part: Part | None = None
+        """The part of a step that is being recorded."""
         self.passes = Passes().to(self.device)
         self.generator = torch.Generator().manual_seed(seed)
         """On the CPU, so that a stream's randomness is the same on every device."""
@@ -181,6 +184,7 @@ class Adapter(Stateful, ABC):
 
     def forward(self, x: Tensor) -> Tensor:
         """Predict a batch and learn from it. Returns logits without a graph."""
+        self.graphs.settle()
         x = check_images(x, self.device)
         self.remember_source()
         with self.learning():
@@ -220,8 +224,12 @@ class Adapter(Stateful, ABC):
 
     def predict(self, x: Tensor) -> Prediction:
         """Run the batch, so that `rows` can give a graph. Refuses NaN and infinity before anything has changed."""
+        if self.part is not None and (predicted := self.part.predicted()) is not None:
+            return predicted
         batch = STRATEGIES[self.strategy](self, x)
         self._check(x, batch.logits)
+        if self.part is not None:
+            self.part.prediction = batch
         return batch
 
     @torch.no_grad()
@@ -238,6 +246,8 @@ class Adapter(Stateful, ABC):
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
         """∂loss/∂θ of the adapted parameters; nought where one is not used."""
+        if self.part is not None:
+            return self.runner.gradients(loss, self.part)
         with self._own_gradients():
             self._backward(loss)
             return [p.grad for p in self.adapted if p.grad is not None]
@@ -258,9 +268,20 @@ class Adapter(Stateful, ABC):
 
     def _foreseen(self, when: bool | Tensor) -> bool | Tensor:
         """A condition on the device is left there where the optimizer can mind it itself."""
-        if isinstance(when, Tensor) and (when.device.type == "cpu" or not can_wait(self.optimizer)):
+        if self.part is not None:
+            return self.part.holds(when)
+        if isinstance(when, Tensor) and (when.device.type == "cpu" or not self.can_wait):
             return bool(when)
         return when
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether a condition of an update may stay on the device."""
+        return self.optimizer is None or can_wait(self.optimizer)
+
+    def settle(self) -> None:
+        """Raise for an earlier batch that was refused, where that is told late."""
+        self.graphs.settle(wait=True)
 
     def _backward(self, loss: Tensor) -> None:
         if not loss.requires_grad:
@@ -390,12 +411,24 @@ class Adapter(Stateful, ABC):
                 )
         return asked
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """A move, perhaps to another kind of device: what suits it may be another engine."""
+        super()._apply(fn, recurse)
+        engine, precision, strategy = self._asked
+        self.engine = choose(engine, precision, self.model, self.device)
+        self.strategy = self._strategy(strategy)
+        self.runner, self.graphs = Runner(self, self.engine), Graphs(self)
+        return self
+
     def _check(self, x: Tensor, logits: Tensor) -> None:
         if logits.dim() > 2 and not self.dense:
             raise ValueError(
                 f"{type(self).__name__} is for classifiers, and this model segments: its logits are "
                 f"{tuple(logits.shape)}. Tent, EATA and EATA-C take both"
             )
+        if self.part is not None:
+            self.part.sound = soundness(x, logits)
+            return
         refuse_non_finite(x, logits, unit_range=self.unit_range)
         if not self._trusted:
             refuse_probabilities(logits)

@@ -50,12 +50,17 @@ def read_logits(output: object, x: Tensor) -> Tensor:
     return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 
+def soundness(x: Tensor, logits: Tensor | None = None) -> Tensor:
+    """Whether the input, and the output, are finite: a flag each, on the device."""
+    return torch.stack([t.isfinite().all() for t in (x, logits) if t is not None])
+
+
 def refuse_non_finite(x: Tensor, logits: Tensor | None = None, *, unit_range: bool = False) -> None:
     """Raise for NaN or infinity in the input or the output, and, if asked, for images outside [0, 1]: one read."""
-    sound = [t.isfinite().all() for t in (x, logits) if t is not None]
+    sound = soundness(x, logits)
     if unit_range:
-        sound += [(x > -_SLACK).all(), (x < 1 + _SLACK).all()]
-    answers = torch.stack(sound).tolist()
+        sound = torch.cat([sound, torch.stack([(x > -_SLACK).all(), (x < 1 + _SLACK).all()])])
+    answers = sound.tolist()
     if not answers[0]:
         bad = int((~x.isfinite().flatten(1).all(1)).sum())
         raise ValueError(f"NaN or infinity in {bad} of {len(x)} images: the batch was refused, and nothing was learned")

@@ -27,7 +27,7 @@ from .norm import flattened
 if TYPE_CHECKING:
     from .adapter import Adapter
 
-__all__ = ["STRATEGIES", "Kept", "Masked", "Prediction", "Replay", "ReplaySubset", "Strategy", "samples_of"]
+__all__ = ["STRATEGIES", "Kept", "Masked", "Prediction", "Replay", "ReplaySubset", "Strategy", "rows_first"]
 
 Strategy: TypeAlias = Literal["masked", "sparse", "replay", "replay-subset"]
 
@@ -120,6 +120,8 @@ class Masked(Prediction):
         return self.graph
 
     def _some(self, keep: Tensor, samples: Tensor) -> Kept:
+        if self.adapter.part is not None and self.adapter.strategy == "sparse":
+            self.adapter.part.count(samples)
         return Kept(self._all(), keep, None, _any(samples))
 
     def again(self, kept: Kept) -> Kept:
@@ -150,11 +152,21 @@ class Replay(Prediction):
         return self._again(self.x)
 
     def _some(self, keep: Tensor, samples: Tensor) -> Kept:
+        if self.adapter.part is not None:
+            return self._padded(keep, samples, self.adapter.part.count(samples))
         places = samples.nonzero().squeeze(1)
         counts = None if keep.dim() == 1 else keep[places]
         if not len(places):
             return Kept(self.logits[:0], counts, places, any=False)
         return Kept(self._again(self.x[places]), counts, places, any=True)
+
+    def _padded(self, keep: Tensor, samples: Tensor, rows: int) -> Kept:
+        """The kept samples, and others up to a fixed number, which do not count."""
+        step, places = self.adapter.step, rows_first(samples, rows)
+        logits = self._again(self.x[places])
+        more = samples.sum() - rows
+        step.forwards, step.in_graph = step.forwards + more, step.in_graph + more
+        return Kept(logits, keep[places], places, samples.any())
 
     def again(self, kept: Kept) -> Kept:
         """The kept samples."""
@@ -203,6 +215,11 @@ class ReplaySubset(Replay):
 def samples_of(keep: Tensor) -> Tensor:
     """Which samples a mask of samples or pixels keeps anything of."""
     return keep if keep.dim() == 1 else keep.flatten(1).any(1)
+
+
+def rows_first(mask: Tensor, count: int) -> Tensor:
+    """Places of `count` rows: those in the mask in their order, then others."""
+    return torch.argsort(mask.logical_not().to(torch.uint8), stable=True)[:count]
 
 
 def _any(samples: Tensor) -> bool | Tensor:

@@ -41,7 +41,7 @@ class AcceptanceAlarm:
         self._rates.append(keep.float().mean())
         if len(self._rates) < self.window:
             return
-        rate = sum(float(rate) for rate in self._rates) / self.window
+        rate = float(torch.stack(self._rates).mean())
         self._rates.clear()
         if not 0.01 <= rate <= 0.99:
             self.raised = True
@@ -72,6 +72,11 @@ class Selector(nn.Module, ABC):
     def observe(self, logits: Tensor, keep: Tensor) -> None:
         """Take note of which samples were kept; warns where it has long been almost none, or almost all."""
         self.remember(logits.detach(), keep)
+        if not (keep.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self.watch(keep)
+
+    def watch(self, keep: Tensor) -> None:
+        """Warn where almost none, or almost all, have long been kept: not part of a recorded step."""
         self.alarm.watch(keep)
 
     def remember(self, logits: Tensor, keep: Tensor) -> None:
@@ -104,8 +109,8 @@ class Everything(Selector):
         """One for each sample."""
         return torch.ones_like(logits.detach()[:, 0])
 
-    def observe(self, logits: Tensor, keep: Tensor) -> None:
-        """Nothing to note: that all are kept is what it is for."""
+    def watch(self, keep: Tensor) -> None:
+        """That all are kept is what it is for."""
 
     def __repr__(self) -> str:
         return "Everything()"

@@ -44,6 +44,7 @@ class Stateful(nn.Module):
     @torch.inference_mode(False)
     def snapshot(self) -> Snapshot:
         """A copy of everything that changes between batches."""
+        self.settle()
         self.remember_source()
         return self._copy_state()
 
@@ -56,7 +57,7 @@ class Stateful(nn.Module):
         self._check_fit(parts, snapshot.settings)
         restore_optimizer(self.optimizer, parts["optimizer"], snapshot.settings)
         self._restore_parameters(parts)
-        self._restore_slots(parts, self._slots())
+        self._restore_slots(parts, self.slots())
         self.generator.set_state(parts["generator"]["state"].cpu())
 
     def _restore_parameters(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -85,7 +86,7 @@ class Stateful(nn.Module):
         self._restore_parameters(parts)
         if optimizer:
             restore_optimizer(self.optimizer, parts["optimizer"], source.settings)
-        chosen = (slot for slot in self._slots() if slot[0].split(".")[0] in state)
+        chosen = (slot for slot in self.slots() if slot[0].split(".")[0] in state)
         self._restore_slots(parts, chosen)
 
     def source_parameters(self) -> dict[str, Tensor]:
@@ -129,11 +130,14 @@ class Stateful(nn.Module):
             self._source = self._copy_state()
         return self._source
 
+    def settle(self) -> None:
+        """Raise for an earlier batch that was refused, where that is told late."""
+
     def _copy_state(self) -> Snapshot:
         optimizer, settings = state.optimizer_state(self.optimizer)
         settings["belongs"] = self._belonging()
         tensors = {f"parameter/{name}": p.detach().clone() for name, p in self._lasting()}
-        for name, module, key in self._slots():
+        for name, module, key in self.slots():
             if (value := getattr(module, key)) is not None:
                 tensors[f"state/{name}"] = value.clone()
         tensors |= {f"optimizer/{name}": t for name, t in optimizer.items()}
@@ -145,7 +149,7 @@ class Stateful(nn.Module):
         if not self.episodic:
             yield from zip(self.names, self.adapted, strict=True)
 
-    def _slots(self) -> Iterator[_Slot]:
+    def slots(self) -> Iterator[_Slot]:
         """Where the method keeps its state: the persistent buffers outside the network."""
         for path, module in self.named_modules():
             if path != "model" and not path.startswith("model."):
@@ -165,7 +169,7 @@ class Stateful(nn.Module):
                 f"the state adapts {len(there)} parameters and this adapter {len(here)}, or their shapes differ: it "
                 "belongs to another model or another choice of parameters"
             )
-        if unknown := parts["state"].keys() - {name for name, _, _ in self._slots()}:
+        if unknown := parts["state"].keys() - {name for name, _, _ in self.slots()}:
             raise StateError(f"the state belongs to another method: it holds {', '.join(sorted(unknown))}")
         source = _parts(self.remember_source().tensors)
         for name, tensor in source["state"].items():

@@ -123,11 +123,15 @@ class Draw:
             self.scales = self.scales_for(x)
 
     def scales_for(self, x: Tensor) -> Tensor:
-        """A draw for a batch."""
-        rates = torch.tensor(self.rates, device=self._device, dtype=torch.float64).unsqueeze(1)
-        chance = torch.rand(len(self.rates), len(x), generator=self.generator, device=self._device)
+        """A draw for a batch, on its device."""
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        return ((chance >= rates) / (1 - rates)).T.to(x.device, dtype, non_blocking=True)
+        return self.scales_of(len(x)).to(x.device, dtype, non_blocking=True)
+
+    def scales_of(self, count: int) -> Tensor:
+        """A draw for so many samples."""
+        rates = torch.tensor(self.rates, device=self._device, dtype=torch.float64).unsqueeze(1)
+        chance = torch.rand(len(self.rates), count, generator=self.generator, device=self._device)
+        return ((chance >= rates) / (1 - rates)).T.contiguous()
 
     @contextmanager
     def using(self, scales: Tensor) -> Iterator[None]:

@@ -4,6 +4,7 @@ Nothing of torch.compile is imported before a pass is compiled.
 """
 
 from .choice import Engine, Precision, choose
+from .graphs import Graphs, Part, recordable
 from .runner import Runner
 
-__all__ = ["Engine", "Precision", "Runner", "choose"]
+__all__ = ["Engine", "Graphs", "Part", "Precision", "Runner", "choose", "recordable"]

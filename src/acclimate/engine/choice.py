@@ -51,6 +51,8 @@ def choose(
         raise ValueError(f'engine={engine!r}: expected "eager", "auto" or an acclimate.Engine')
     if chosen.graphs and device.type != "cuda":
         raise ValueError(f"engine={engine!r} records CUDA graphs, and the model is on {device}")
+    if device.type == "cpu" and any(isinstance(m, nn.GroupNorm) for m in model.modules()):
+        chosen = replace(chosen, channels_last=False)  # torch 2.13's backward of GroupNorm crashes in it
     return chosen if precision is None else replace(chosen, precision=precision)
 
 

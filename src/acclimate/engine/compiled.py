@@ -22,6 +22,7 @@ from .selective import SelectiveBackward
 
 __all__ = ["Body", "CompiledPass"]
 
+BACKEND = "inductor"
 Body = Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor]]
 """A pass: of a batch and whatever other tensors it needs; the logits come first in what it returns."""
 
@@ -45,9 +46,7 @@ class CompiledPass:
         self.dynamic = dynamic and len(x) > 1
         self.backend = SelectiveBackward() if selective else None
         graph, self.size = _trace(module, x, given, tensors, batched)
-        self.run: Callable[..., Sequence[Tensor]] = torch.compile(
-            graph, backend="inductor" if self.backend is None else self.backend
-        )
+        self.run: Callable[..., Sequence[Tensor]] = torch.compile(graph, backend=self.backend or BACKEND)
 
     def __call__(self, x: Tensor, given: Sequence[Tensor], tensors: Mapping[str, Tensor]) -> Sequence[Tensor]:
         """Run it."""

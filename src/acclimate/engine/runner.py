@@ -6,18 +6,20 @@ import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from .choice import Engine
+from .graphs import NotRecordableError, Part
 
 if TYPE_CHECKING:
     from ..adapter import Adapter
     from ..subnetwork import Draw
     from .compiled import Body, CompiledPass
+    from .selective import SelectiveBackward
 
 __all__ = ["Runner"]
 
@@ -92,15 +94,57 @@ class Runner:
         tensors = {**self._weights(), **(parameters or {})}
         with self._autocast(x.device):
             if not self.engine.compiled or (draw is not None and draw.per == "batch"):
+                if adapter.part is not None and draw is not None:
+                    raise NotRecordableError("sub-networks are drawn as they run")
                 return self._eagerly(Call(kind, body, x, tensors, given, 0, fresh=fresh, selective=False))
             apart = not adapter.coupled or adapter.detach_statistics
             selective = adapter.strategy == "sparse" and apart and draw is None and len(x) > 1
             selective = selective and torch.is_grad_enabled() and not x.requires_grad
             if draw is not None:
-                body, given = _drawn(draw, body), (draw.scales_for(x), *given)
+                part = adapter.part
+                scales = draw.scales_for(x) if part is None else part.scales_for(draw, x)
+                body, given = _drawn(draw, body), (scales, *given)
             return self._compiledly(
                 Call(kind, body, x, tensors, given, int(draw is not None), fresh=fresh, selective=selective)
             )
+
+    @property
+    def compiled_passes(self) -> int:
+        """Kinds of passes that are compiled."""
+        return sum(p is not None for p in self._compiled.values())
+
+    @property
+    def eager_passes(self) -> int:
+        """Kinds of passes that could not be."""
+        return len(self._compiled) - self.compiled_passes
+
+    @property
+    def selective_passes(self) -> int:
+        """Kinds of passes whose backward runs on some rows."""
+        return len(self._backends())
+
+    def _backends(self) -> list[SelectiveBackward]:
+        return [p.backend for p in self._compiled.values() if p is not None and p.backend is not None]
+
+    def gradients(self, loss: Tensor, part: Part) -> list[Tensor]:
+        """∂loss/∂θ of the adapted parameters, as part of a recorded step; a selective backward on its rows alone."""
+        backends = self._backends()
+        again = bool(backends) and part.first is not None  # the first part's activations serve every second one
+        for backend in backends:
+            backend.rows = part.rows
+        try:
+            with _repeatable() if again else nullcontext():
+                return [
+                    *torch.autograd.grad(
+                        loss, self.adapter.adapted, retain_graph=again, allow_unused=True, materialize_grads=True
+                    )
+                ]
+        finally:
+            for backend in backends:
+                backend.rows = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Runner:
+        return Runner(memo[id(self.adapter)], self.engine)
 
     @contextmanager
     def precise(self) -> Iterator[None]:
@@ -249,6 +293,12 @@ class Runner:
         if torch.is_autocast_enabled(device.type):
             torch.clear_autocast_cache()  # else an outer autocast block would hold on to weights of before the update
         return nullcontext()
+
+
+def _repeatable() -> AbstractContextManager[None]:
+    from .selective import repeatable
+
+    return repeatable()
 
 
 def _drawn(draw: Draw, body: Body) -> Body:

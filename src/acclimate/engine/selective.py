@@ -18,18 +18,15 @@ from torch._functorch import config as autograd_config
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch.fx import GraphModule, Node
 
-__all__ = ["SelectiveBackward", "UnfitError", "repeatable", "rows_first"]
+from ..prediction import rows_first
+
+__all__ = ["SelectiveBackward", "UnfitError", "repeatable"]
 
 Compiled: TypeAlias = Callable[[list[Any]], Any]
 
 
 class UnfitError(RuntimeError):
     """A network whose backward cannot be restricted to some rows."""
-
-
-def rows_first(mask: Tensor, count: int) -> Tensor:
-    """Places of `count` rows: those in the mask in their order, then others."""
-    return torch.argsort(mask.logical_not().to(torch.uint8), stable=True)[:count]
 
 
 @contextmanager
@@ -45,6 +42,8 @@ class SelectiveBackward:
 
     def __init__(self) -> None:
         self.rows: int | None = None
+        self.ran_on = 0
+        """How many rows the last backward ran on."""
 
     def __call__(self, graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What torch.compile calls with the traced network."""
@@ -71,6 +70,8 @@ class _Batched:
 
     dim: int
     times: int
+    strides: Callable[[int], tuple[int, ...]]
+    """By the number of rows, as the compiled code expects them."""
 
 
 class _Rows:
@@ -91,6 +92,7 @@ class _Rows:
         gradient = arguments[self.tangent]
         size, mask = len(gradient), (gradient != 0).flatten(1).any(1)
         count = self.backend.rows or max(int(mask.sum()), 1)
+        self.backend.ran_on = count
         if count < size:
             self._gather(arguments, rows_first(mask, count), size)
         return self.compiled(arguments)
@@ -108,20 +110,22 @@ class _Rows:
 def _gather(
     tensor: Tensor, layout: _Batched, rows: Tensor, size: int, gathered: dict[tuple[Any, ...], Tensor]
 ) -> Tensor:
-    """Rows of the storage rather than of the tensor: strides stay as the compiled code was made for."""
-    strides, length = tensor.stride(), layout.times * tensor.stride(layout.dim)
-    others = [i for i in range(tensor.dim()) if i != layout.dim]
-    span = sum((tensor.shape[i] - 1) * strides[i] for i in others) + (layout.times - 1) * strides[layout.dim]
+    """Rows of the storage where they lie one after the other there, as in a packed q, k, v; else of the tensor."""
+    dim, times, strides = layout.dim, layout.times, tensor.stride()
+    shape = [*tensor.shape]
+    shape[dim] = times * len(rows)
+    length = times * strides[dim]
+    span = sum((n - 1) * stride for i, (n, stride) in enumerate(zip(tensor.shape, strides, strict=True)) if i != dim)
     within = tensor.storage_offset() % length if length else 0
-    if within + span >= length:
-        raise UnfitError(f"a saved tensor of shape {tuple(tensor.shape)} and strides {strides} has interleaved rows")
-    start = tensor.storage_offset() - within
-    key = (tensor.untyped_storage().data_ptr(), start, length, tensor.dtype)
-    if key not in gathered:
-        gathered[key] = tensor.as_strided((size, length), (length, 1), start).index_select(0, rows)
-    shape = list(tensor.shape)
-    shape[layout.dim] = layout.times * len(rows)
-    return gathered[key].as_strided(shape, strides, within)
+    if within + span + (times - 1) * strides[dim] < length:
+        start = tensor.storage_offset() - within
+        key = (tensor.untyped_storage().data_ptr(), start, length, tensor.dtype)
+        if key not in gathered:
+            gathered[key] = tensor.as_strided((size, length), (length, 1), start).index_select(0, rows)
+        return gathered[key].as_strided(shape, strides, within)
+    places = rows if times == 1 else (rows[:, None] * times + torch.arange(times, device=rows.device)).flatten()
+    chosen = tensor.new_empty_strided(shape, layout.strides(len(rows)))
+    return chosen.copy_(tensor.index_select(dim, places))
 
 
 def _sizes(value: Any) -> Sequence[Any]:
@@ -141,8 +145,13 @@ def _layout(value: Any, batch: Any) -> Callable[[int], int] | _Batched | None:
             times = size.node.expr / batch
             if times.free_symbols or not times.is_Integer:
                 raise UnfitError(f"a saved tensor has a dimension of {size}, which is no multiple of the batch")
-            return _Batched(dim, int(times))
+            return _Batched(dim, int(times), _strides(value, batch))
     return None
+
+
+def _strides(value: Tensor, batch: Any) -> Callable[[int], tuple[int, ...]]:
+    strides: tuple[Any, ...] = value.stride()
+    return lambda rows: tuple(int(s.node.expr.subs(batch, rows)) if isinstance(s, torch.SymInt) else s for s in strides)
 
 
 def _tangent(nodes: list[Node], layout: list[Any]) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from ..adapter import Adapter, Running
+from ..engine import recordable
 
 __all__ = ["BNAdapt"]
 
@@ -38,6 +39,7 @@ class BNAdapt(Adapter):
         """Blended statistics."""
         return self.norm.blended(size / (self.prior + size)) if self.prior else super().normalising(size)
 
+    @recordable
     def adapt(self, x: Tensor) -> Tensor:
         """Predict."""
         return self.infer(x)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from ..adapter import Adapter, Options
+from ..engine import recordable
 from ..fisher import Fisher, Images
 from ..functional import entropy
 from ..selection import Epsilon, NonRedundant, Reliable, Selector
@@ -50,6 +51,7 @@ class EATA(Adapter):
         self.select = Reliable(margin) * NonRedundant(epsilon) if select is None else select
         self.regulariser = Fisher.weighted(beta, self, source, fisher)
 
+    @recordable
     def adapt(self, x: Tensor) -> Tensor:
         """Predict, then learn from the samples with S(x) > 0, if there are any."""
         batch = self.predict(x)

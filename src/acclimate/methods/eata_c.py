@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 
 from ..adapter import Adapter, Options
 from ..branches import Names
+from ..engine import recordable
 from ..fisher import Fisher, Images
 from ..functional import certainty, consistency, entropy
 from ..network import check_images
@@ -97,6 +98,7 @@ class EATAC(Adapter):
             pass
         self.regulariser = Fisher.weighted(beta, self, source, fisher)
 
+    @recordable
     def adapt(self, x: Tensor) -> Tensor:
         """Predict with the full network, then let a sub-network learn from the selected samples."""
         batch = self.predict(x)

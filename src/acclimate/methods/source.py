@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from ..adapter import Adapter, Running
+from ..engine import recordable
 
 __all__ = ["Source"]
 
@@ -21,6 +22,7 @@ class Source(Adapter):
     def __init__(self, model: nn.Module, **options: Unpack[Running]) -> None:
         super().__init__(model, statistics="source", **options)
 
+    @recordable
     def adapt(self, x: Tensor) -> Tensor:
         """Predict."""
         return self.infer(x)

@@ -1,0 +1,332 @@
+"""What a step costs: `python -m benchmarks.steps [--device cuda] [--out FOLDER]`.
+
+Methods, strategies and precisions side by side, on random networks with the share of kept samples held fixed: the
+median of interleaved repeats and their spread (first to third quartile), the ratio to the same engine's inference, and
+the peak memory of a step. Then the share is swept, and the batch size. Writes `steps_DEVICE.json` and draws the sweep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from acclimate import EATA, EATAC, Adapter, Engine, Selector, Source, Tent
+from acclimate.evaluate import origin
+from acclimate.files import write_text
+from acclimate.models import SmallResNet, SmallViT
+
+SHARES = (0.6, 0.18)
+SWEEP = (0.0, 0.0625, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+SIZES = (1, 4, 16, 64, 256)
+
+
+class Share(Selector):
+    """Keeps a fixed share of a batch, spread over it."""
+
+    mask: Tensor
+
+    def __init__(self, share: float, size: int) -> None:
+        super().__init__()
+        self.register_buffer("order", torch.randperm(size, generator=torch.Generator().manual_seed(0)) / size)
+        self.register_buffer("share", torch.tensor(share))
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """One for the kept."""
+        return (self.order[: len(logits)] < self.share - 1e-6).to(logits.dtype)
+
+    def watch(self, keep: Tensor) -> None:
+        """No alarm: the share is what is asked for."""
+
+
+@dataclass
+class Row:
+    """One line of the table."""
+
+    network: str
+    method: str
+    strategy: str
+    engine: str
+    precision: str
+    batch: int
+    kept: float | None
+    first_call_s: float = 0.0
+    peak_mb: float | None = None
+    milliseconds: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """Of the repeats."""
+        return statistics.median(self.milliseconds)
+
+    def spread(self) -> tuple[float, float]:
+        """First and third quartile."""
+        quartiles = statistics.quantiles(self.milliseconds, n=4)
+        return quartiles[0], quartiles[2]
+
+
+@dataclass
+class Entry:
+    """An adapter that is being measured."""
+
+    row: Row
+    adapter: Adapter
+    x: Tensor
+
+
+def networks(device: str) -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
+    """ResNet-50 and ViT-Base on a GPU; small ones elsewhere."""
+    if device != "cuda":
+        return {
+            "small ResNet": (SmallResNet, (1, 32, 32)),
+            "small ViT": (lambda: SmallViT(width=128, depth=6), (1, 32, 32)),
+        }
+    import timm
+
+    names = {"ResNet-50": "resnet50", "ViT-Base": "vit_base_patch16_224"}
+    return {shown: (lambda name=name: timm.create_model(name), (3, 224, 224)) for shown, name in names.items()}
+
+
+def lines(device: str, vit: bool) -> list[tuple[str, str | None, Engine, float | None]]:
+    """Method, strategy, engine, share kept. The first three are PyTorch as it comes."""
+    eager = Engine()
+    engines = [Engine("fp32", channels_last=not vit, compiled=True)]
+    if device == "cuda":
+        engines.append(replace(engines[0], precision="bf16"))
+    table: list[tuple[str, str | None, Engine, float | None]] = [
+        ("Source", None, eager, None),
+        ("Tent", None, eager, None),
+        ("EATA", "masked", eager, 0.6),
+    ]
+    for engine in engines:
+        table += [("Source", None, engine, None), ("Tent", None, engine, None)]
+        for share in SHARES:
+            table.append(("EATA", "masked", engine, share))
+            if vit:
+                table.append(("EATA", "sparse", engine, share))
+            table.append(("EATAC", "replay-subset", engine, share))
+    return table
+
+
+METHODS: dict[str, type[Adapter]] = {"Source": Source, "Tent": Tent, "EATA": EATA, "EATAC": EATAC}
+
+
+def build(
+    network: str, make: Callable[[], nn.Module], x: Tensor, line: tuple[str, str | None, Engine, float | None]
+) -> Entry:
+    """An adapter that has taken its first steps; its peak memory is measured before steps are recorded."""
+    method, strategy, engine, share = line
+    cuda = x.is_cuda
+    gc.collect()
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"engine": engine}
+    if method != "Source":
+        options |= {"lr": 1e-5}
+    if strategy is not None:
+        select = Share(share or 0.0, len(x)).to(x.device)
+        options |= {"strategy": strategy, "select": select, "source": [x[:8]]}
+    adapter = METHODS[method](make().to(x.device).eval(), **options)
+    start = time.perf_counter()
+    adapter(x)
+    if cuda:
+        torch.cuda.synchronize()
+    row = Row(network, method, adapter.strategy, _named(engine), engine.precision, len(x), share)
+    row.first_call_s = time.perf_counter() - start
+    adapter(x)
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        adapter(x)
+        torch.cuda.synchronize()
+        row.peak_mb = (torch.cuda.max_memory_allocated() - before) / 2**20
+        if engine.compiled:
+            adapter.engine = replace(adapter.engine, graphs=True)
+    for _ in range(4):
+        adapter(x)
+    return Entry(row, adapter, x)
+
+
+def _named(engine: Engine) -> str:
+    return "compiled" if engine.compiled else "eager"
+
+
+def measure(entries: Sequence[Entry], repeats: int, steps: int) -> None:
+    """All in turn, again and again."""
+    for _ in range(repeats):
+        for entry in entries:
+            entry.row.milliseconds.append(1e3 * seconds(entry, steps))
+
+
+def seconds(entry: Entry, steps: int) -> float:
+    """Of one step, from several back to back."""
+    entry.adapter(entry.x)
+    _wait(entry.x)
+    start = time.perf_counter()
+    for _ in range(steps):
+        entry.adapter(entry.x)
+    _wait(entry.x)
+    return (time.perf_counter() - start) / steps
+
+
+def _wait(x: Tensor) -> None:
+    if x.is_cuda:
+        torch.cuda.synchronize()
+
+
+def sweep(entries: Sequence[Entry], repeats: int, steps: int) -> list[dict[str, Any]]:
+    """EATA's cost against the share of samples kept, in the compiled engine."""
+    chosen = [e for e in entries if e.row.method == "EATA" and e.row.engine == "compiled" and e.row.kept == SHARES[0]]
+    found: list[dict[str, Any]] = []
+    for entry in chosen:
+        share = entry.adapter.get_buffer("select.share")
+        for kept in SWEEP:
+            share.fill_(kept)
+            for _ in range(4):
+                entry.adapter(entry.x)
+            times = [1e3 * seconds(entry, steps) for _ in range(repeats)]
+            row = entry.row
+            found.append(
+                {"network": row.network, "strategy": row.strategy, "precision": row.precision, "kept": kept}
+                | {"milliseconds": statistics.median(times)}
+            )
+        share.fill_(SHARES[0])
+    return found
+
+
+def batches(
+    device: str, network: str, make: Callable[[], nn.Module], shape: tuple[int, ...], repeats: int, steps: int
+) -> list[dict[str, Any]]:
+    """Cost against batch size: inference and EATA in the engine's best precision."""
+    vit = "ViT" in network
+    engine = Engine("bf16" if device == "cuda" else "fp32", channels_last=not vit, compiled=True)
+    found = []
+    x = torch.rand(max(SIZES), *shape, device=device)
+    table = [("Source", None, engine, None), ("EATA", "sparse" if vit else "masked", engine, SHARES[0])]
+    for line in table:
+        entry = build(network, make, x, line)
+        for size in SIZES:
+            entry.x = x[:size]
+            for _ in range(4):
+                entry.adapter(entry.x)
+            times = [1e3 * seconds(entry, steps) for _ in range(repeats)]
+            found.append(
+                {"network": network, "method": line[0], "strategy": line[1], "precision": engine.precision}
+                | {"batch": size, "milliseconds": statistics.median(times)}
+            )
+    return found
+
+
+def told(rows: Sequence[Row]) -> str:
+    """The table as people read it."""
+    names = ("network", "method", "strategy", "engine", "precision", "kept", "ms", "spread", "× infer", "img/s", "MB")
+    out = [list(names)]
+    for row in rows:
+        base = [r for r in rows if r.method == "Source" and (r.network, r.engine, r.precision) == _same(row)]
+        low, high = row.spread()
+        cells = [row.network, row.method, row.strategy if row.method != "Source" else "", row.engine, row.precision]
+        cells += ["" if row.kept is None else f"{row.kept:.0%}", f"{row.median:.2f}", f"{low:.2f}–{high:.2f}"]
+        cells += [f"{row.median / base[0].median:.2f}", f"{1e3 * row.batch / row.median:,.0f}"]
+        out.append([*cells, "" if row.peak_mb is None else f"{row.peak_mb:,.0f}"])
+    widths = [max(len(line[i]) for line in out) for i in range(len(names))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) for line in out)
+
+
+def _same(row: Row) -> tuple[str, str, str]:
+    return row.network, row.engine, row.precision
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Cost against the share kept, one panel a network and precision, with the ideal line."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    import matplotlib.pyplot as plt
+
+    panels = sorted({(p["network"], p["precision"]) for p in result["sweep"]})
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.4), squeeze=False)
+    for axis, (network, precision) in zip(axes[0], panels, strict=True):
+        points = [p for p in result["sweep"] if (p["network"], p["precision"]) == (network, precision)]
+        infer = next(
+            r["median"]
+            for r in result["rows"]
+            if (r["network"], r["precision"], r["method"], r["engine"]) == (network, precision, "Source", "compiled")
+        )
+        for strategy, colour in (("masked", "#e07b39"), ("sparse", "#2f6f4f")):
+            line = [(p["kept"], p["milliseconds"]) for p in points if p["strategy"] == strategy]
+            if line:
+                axis.plot(*zip(*line, strict=True), "o-", color=colour, label=strategy, markersize=4)
+        dense = max(p["milliseconds"] for p in points if p["strategy"] == "masked")
+        axis.plot([0, 1], [infer, dense], "--", color="#8a8f98", label="ideal")
+        axis.axhline(infer, color="#8a8f98", linewidth=0.8)
+        axis.text(0.99, infer, "inference", ha="right", va="bottom", fontsize=8, color="#8a8f98")
+        axis.set(title=f"{network}, {precision}", xlabel="share of samples kept", ylabel="ms a step")
+        axis.set_ylim(bottom=0)
+        axis.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=8, help="timed together in one repeat")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--only", nargs="*", help="networks by a part of their name")
+    parser.add_argument("--no-batches", action="store_true", help="leave the batch sizes out")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore", DeprecationWarning)
+    device, repeats, steps = arguments.device, arguments.repeats, arguments.steps
+    found = networks(device)
+    found = {
+        n: v for n, v in found.items() if not arguments.only or any(o.lower() in n.lower() for o in arguments.only)
+    }
+    rows: list[Row] = []
+    sweeps: list[dict[str, Any]] = []
+    sizes: list[dict[str, Any]] = []
+    for network, (make, shape) in found.items():
+        x = torch.rand(arguments.batch, *shape, device=device)
+        entries = []
+        for line in lines(device, "ViT" in network):
+            entries.append(build(network, make, x, line))
+            print(f"{network}: {line[0]} {line[1] or ''} built in {entries[-1].row.first_call_s:.0f} s", flush=True)
+        measure(entries, repeats, steps)
+        rows += [entry.row for entry in entries]
+        print(told([entry.row for entry in entries]), flush=True)
+        sweeps += sweep(entries, 3, steps)
+        entries.clear()
+        if not arguments.no_batches:
+            sizes += batches(device, network, make, shape, 3, steps)
+    print("\n" + told(rows))
+    result = {
+        "command": f"python -m benchmarks.steps --device {device}",
+        "origin": origin(torch.device(device)),
+        "seed": 0,
+        "rows": [asdict(row) | {"median": row.median, "spread": row.spread()} for row in rows],
+        "sweep": sweeps,
+        "batches": sizes,
+    }
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    write_text(arguments.out / f"steps_{'h200' if device == 'cuda' else 'cpu'}.json", json.dumps(result, indent=1))
+    draw(result, arguments.out / f"steps_{'h200' if device == 'cuda' else 'cpu'}.svg")
+
+
+if __name__ == "__main__":
+    main()

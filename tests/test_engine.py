@@ -1,0 +1,473 @@
+"""The engine: whatever way a pass runs, the method does the same."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from cases import CASES, TABLE
+from networks import images, make, stream
+from torch import Tensor, nn
+
+from acclimate import EATA, ETA, SAR, Adapter, Engine, Reliable, Source, Tent
+from acclimate.models import SmallViT
+
+LR = 1e-3
+SHORT = {("tent", "bn"), ("eata", "ln"), ("sar", "gn"), ("eata-c", "seg"), ("cotta", "ln")}
+"""Where batch sizes change too: another size is another compilation, which takes its time."""
+COMPILED = Engine(compiled=True)
+RTOL = 1e-9
+"""In double precision: of compiled against eager, and of any strategy against another that is exact."""
+
+
+@pytest.fixture(autouse=True)
+def _a_compiler_of_one_s_own() -> Iterator[None]:
+    """torch.compile counts its recompilations by process, and its parts warn of their own deprecations."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        torch.compiler.reset()
+        yield
+
+
+@pytest.fixture
+def without_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything but Inductor's C++: graphs are traced, split and gathered for as ever, and run as they are."""
+    from functorch.compile import make_boxed_func
+
+    from acclimate.engine import compiled, selective
+
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager_decomp_partition")
+    monkeypatch.setattr(selective, "compile_fx_inner", lambda graph, _, **__: make_boxed_func(graph.forward))
+
+
+def batches() -> list[Tensor]:
+    """A stream with a short batch in the middle and one at the end."""
+    return [x.double() for x in [*stream(2), *stream(1, size=5, seed=900), *stream(1, seed=77), images(3, 5)]]
+
+
+def adapter_of(name: str, family: str, device: str = "cpu", **keywords: Any) -> Adapter:
+    """In double precision, with a gentle pull: rounding must not grow."""
+    case = CASES[name]
+    arguments = dict(case.arguments())
+    if "source" in arguments:
+        arguments |= {"source": [x.double().to(device) for x in arguments["source"]], "beta": 1.0}
+    if case.learns:
+        keywords.setdefault("lr", LR)
+    return case.method(make(family).double().to(device), **{**arguments, **keywords})
+
+
+def agree(ours: Adapter, theirs: Adapter, xs: list[Tensor], rtol: float = RTOL) -> None:
+    for x in xs:
+        a, b = ours(x), theirs(x)
+        torch.testing.assert_close(a, b, rtol=rtol, atol=rtol * float(b.abs().max()))
+        ours_, theirs_ = ours.last, theirs.last
+        for count in ("forwards", "backwards", "in_graph"):
+            assert int(getattr(ours_, count)) == int(getattr(theirs_, count)), count
+        assert ours_.updated == theirs_.updated
+        assert ours_.terms.keys() == theirs_.terms.keys()
+    for p, q in zip(ours.adapted, theirs.adapted, strict=True):
+        torch.testing.assert_close(p, q, rtol=rtol, atol=rtol)
+
+
+# Compiled --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("without_code")
+@pytest.mark.parametrize(("name", "family"), TABLE)
+def test_compiled_passes_do_what_eager_ones_do(name: str, family: str) -> None:
+    ours, theirs = adapter_of(name, family, engine=COMPILED), adapter_of(name, family)
+    sizes = batches() if (name, family) in SHORT else batches()[:2]
+    agree(ours, theirs, sizes, rtol=1e-6 if name == "tea" else RTOL)  # whose noise grows through its passes
+    assert ours.runner.compiled_passes > 0, "nothing was compiled"
+    assert ours.runner.eager_passes == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "family"), [("tent", "bn"), ("eta", "ln"), ("eta", "gn"), ("eta-c", "bn")])
+def test_and_so_do_those_of_inductor(name: str, family: str) -> None:
+    ours = adapter_of(name, family, engine=COMPILED)
+    agree(ours, adapter_of(name, family), batches())
+    assert ours.runner.eager_passes == 0
+    assert ours.runner.selective_passes == (name == "eta")
+
+
+@pytest.mark.usefixtures("without_code")
+@pytest.mark.parametrize("family", ["ln", "gn"])
+def test_a_selective_backward_is_the_dense_one(family: str) -> None:
+    """Zero, one, some and all rows, at two batch sizes."""
+    adapter = ETA(make(family).double(), strategy="sparse", lr=LR)
+    dense = ETA(make(family).double(), lr=LR)
+    adapter(batches()[0])
+    dense(batches()[0])
+    for size in (8, 6):
+        x = images(size, 3).double()
+        for rows in (0, 1, 3, size - 1, size):
+            keep = torch.zeros(size, dtype=torch.bool)
+            keep[torch.randperm(size, generator=torch.Generator().manual_seed(rows))[:rows]] = True
+            found = []
+            for one in (adapter, dense):
+                with one.learning():
+                    kept = one.predict(x).kept(keep)
+                    found.append(one.gradients(kept.mean(kept.logits.square().sum(1))))
+            for a, b in zip(*found, strict=True):
+                torch.testing.assert_close(a, b, rtol=RTOL, atol=1e-12)
+
+
+@pytest.mark.usefixtures("without_code")
+def test_a_selective_backward_runs_on_the_kept_rows_alone() -> None:
+    adapter = ETA(make("ln"), strategy="sparse", select=Reliable(0.4), lr=LR)
+    seen = []
+    for x in stream(6):
+        adapter(x)
+        (backend,) = adapter.runner._backends()
+        seen.append(int(adapter.last.backwards))
+        assert backend.ran_on == seen[-1] > 0
+    assert len(set(seen)) > 1
+
+
+@pytest.mark.usefixtures("without_code")
+@pytest.mark.parametrize("family", ["bn", "seg"])
+def test_detached_statistics_untie_the_rows(family: str) -> None:
+    """BatchNorm by the batch's statistics, without gradients through them: sparse, masked and replay agree."""
+    options = {"detach_statistics": True, "lr": LR}
+    agree(
+        ETA(make(family).double(), strategy="sparse", **options),
+        ETA(make(family).double(), strategy="masked", **options),
+        batches(),
+    )
+    detached = ETA(make(family).double(), strategy="masked", **options)
+    replayed = ETA(make(family).double(), strategy="replay", lr=LR)
+    for x in batches():
+        torch.testing.assert_close(detached(x), replayed(x), rtol=RTOL, atol=1e-9)
+
+
+@pytest.mark.usefixtures("without_code")
+def test_sparse_where_batchnorm_ties_the_rows_is_dense_and_says_so() -> None:
+    with pytest.warns(UserWarning, match="detach_statistics=True unties them"):
+        ours = ETA(make("bn").double(), strategy="sparse", lr=LR)
+    agree(ours, ETA(make("bn").double(), lr=LR), batches())
+
+
+@pytest.mark.usefixtures("without_code")
+@pytest.mark.parametrize("network", ["torchvision", "transformers", "timm", "own"])
+def test_networks_of_other_libraries_can_be_sparse(network: str) -> None:
+    """Their attention lays out rows in different ways."""
+    torch.manual_seed(0)
+    if network == "torchvision":
+        import torchvision
+
+        model = torchvision.models.VisionTransformer(32, 8, 2, 2, 16, 32, num_classes=10)
+        nn.init.normal_(model.heads.head.weight)
+    elif network == "transformers":
+        from transformers import ViTConfig, ViTForImageClassification
+
+        sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+        model = ViTForImageClassification(ViTConfig(**sizes, image_size=32, patch_size=8, num_labels=10))
+    elif network == "timm":
+        import timm
+
+        model = timm.create_model("vit_tiny_patch16_224", num_classes=10, img_size=32, depth=2)
+    else:
+        model = SmallViT(channels=3)
+    xs = [torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(i)).double() for i in range(3)]
+    ours, theirs = (ETA(copy.deepcopy(model).double(), margin=0.99, lr=LR, strategy=s) for s in ("sparse", "masked"))
+    agree(ours, theirs, xs)
+    assert ours.runner.selective_passes == 1
+
+
+# Falling back ----------------------------------------------------------------------------------------
+
+
+class AsksItsData(nn.Module):
+    """What no tracer can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make("ln")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x if float(x.mean()) > 0 else -x)
+
+
+class FixesItsBatch(nn.Module):
+    """len(x) makes a number of the batch size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make("ln")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * torch.ones(len(x), 1, dtype=x.dtype)
+
+
+@pytest.mark.usefixtures("without_code")
+def test_what_cannot_be_compiled_runs_eagerly_with_one_warning() -> None:
+    ours = ETA(AsksItsData(), engine="auto", lr=LR)
+    with pytest.warns(UserWarning, match="cannot compile AsksItsData|does not fit AsksItsData") as told:
+        agree(ours, ETA(AsksItsData(), lr=LR), stream(), rtol=1e-5)
+    assert len(told) == 1
+
+
+@pytest.mark.usefixtures("without_code")
+def test_a_network_that_fixes_its_batch_size_is_compiled_for_each() -> None:
+    ours = Tent(FixesItsBatch().double(), engine=COMPILED, lr=LR)
+    agree(ours, Tent(FixesItsBatch().double(), lr=LR), batches())
+    assert ours.runner.eager_passes == 0
+
+
+@pytest.mark.usefixtures("without_code")
+def test_a_wrong_gradient_is_found_at_start_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were the gathering to take other rows, the dense backward would run instead."""
+    from acclimate.engine import selective
+
+    first = selective.rows_first
+    monkeypatch.setattr(selective, "rows_first", lambda mask, count: first(~mask, count))
+    ours = ETA(make("gn").double(), strategy="sparse", lr=LR)
+    with pytest.warns(UserWarning, match="gradients of a selective backward differ"):
+        agree(ours, ETA(make("gn").double(), lr=LR), batches())
+    assert ours.runner.selective_passes == 0
+
+
+@pytest.mark.usefixtures("without_code")
+def test_a_poisoned_first_batch_is_refused_and_the_next_one_is_compiled() -> None:
+    ours = ETA(make("gn"), strategy="sparse", lr=LR)
+    with pytest.raises(ValueError, match="NaN or infinity in 8 of 8 images"):
+        ours(torch.full((8, 3, 16, 16), torch.nan))
+    ours(stream()[0])
+    assert ours.runner.selective_passes == 1
+
+
+# Choices ---------------------------------------------------------------------------------------------
+
+
+def test_auto_chooses_for_the_network_and_the_method() -> None:
+    assert EATA(make("ln"), beta=0, engine="auto").strategy == "sparse"
+    assert EATA(make("bn"), beta=0, engine="auto").strategy == "masked"
+    assert EATA(make("bn"), beta=0, engine="auto", detach_statistics=True).strategy == "sparse"
+    assert EATA(make("ln"), beta=0, engine="auto", strategy="replay").strategy == "replay"
+    assert Tent(make("ln"), engine="auto").strategy == "masked"
+    assert SAR(make("gn"), engine="auto").strategy == "sparse"
+    assert Tent(make("bn"), engine="auto").engine == Engine("fp32", channels_last=True, compiled=True)
+    assert Tent(make("ln"), engine="auto", precision="bf16").engine.precision == "bf16"
+    assert Tent(make("ln")).engine == Engine()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"engine": "fast"}, 'expected "eager", "auto" or an acclimate.Engine'),
+        ({"precision": "fp8"}, "precision='fp8': expected one of fp32, tf32, bf16"),
+        ({"engine": Engine(graphs=True)}, "records CUDA graphs, and the model is on cpu"),
+    ],
+)
+def test_engines_that_are_none(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Tent(make("ln"), **options)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("family", ["bn", "ln", "gn", "seg"])
+def test_parameters_and_logits_stay_in_single_precision(family: str, precision: str) -> None:
+    model = make(family)
+    found = {name: (t.dtype, t.stride()) for name, t in model.state_dict().items()}
+    adapter = Tent(model, engine=Engine(precision, channels_last=True), lr=LR)
+    before = torch.get_float32_matmul_precision()
+    for x in stream():
+        assert adapter(x).dtype == torch.float32
+    assert torch.get_float32_matmul_precision() == before
+    assert {name: (t.dtype, t.stride()) for name, t in model.state_dict().items()} == found
+    expected = Tent(make(family), lr=LR)
+    for x in stream():
+        expected(x)
+    off = max(float((p - q).detach().abs().max()) for p, q in zip(adapter.adapted, expected.adapted, strict=True))
+    assert off < (0.02 if precision == "bf16" else 1e-4)
+
+
+def test_held_weights_follow_the_network() -> None:
+    """bfloat16 copies are made again when the user loads other weights."""
+    adapter = Source(make("ln"), precision="bf16")
+    x = stream()[0]
+    before = adapter(x)
+    with torch.no_grad():
+        adapter.model.head.weight.mul_(2)
+        adapter.model.head.bias.mul_(2)
+    torch.testing.assert_close(adapter(x), 2 * before, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.usefixtures("without_code")
+@pytest.mark.parametrize(("name", "family"), [("eata", "ln"), ("eata-c", "bn"), ("tent", "gn")])
+def test_a_deep_copy_of_a_compiled_adapter_is_independent(name: str, family: str) -> None:
+    adapter = adapter_of(name, family, engine=COMPILED)
+    adapter(batches()[0])
+    other = copy.deepcopy(adapter)
+    expected = adapter(batches()[1])
+    torch.testing.assert_close(other(batches()[1]), expected, rtol=RTOL, atol=1e-9)
+    assert other.runner is not adapter.runner
+
+
+def test_the_import_brings_no_compiler() -> None:
+    import subprocess
+    import sys
+
+    program = "import sys, torch, acclimate; sys.exit(any(m.startswith('torch._inductor') for m in sys.modules))"
+    plain = "import sys, torch; sys.exit(any(m.startswith('torch._inductor') for m in sys.modules))"
+    codes = [subprocess.run([sys.executable, "-c", p], check=False).returncode for p in (plain, program)]
+    assert codes[0] == codes[1]
+
+
+# On the device ---------------------------------------------------------------------------------------
+
+
+GRAPHED = [(n, f) for n, f in TABLE if n in ("source", "bn-adapt", "tent", "eta", "eata", "rdumb", "eta-c", "eata-c")]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "family"), GRAPHED)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_recorded_steps_do_what_plain_ones_do(name: str, family: str, compiled: bool) -> None:
+    """Changing batch sizes and kept counts; a record of the step that is its own."""
+    xs = [x.cuda() for x in [*(y.double() for y in stream(7)), *batches()]]
+    ours = adapter_of(name, family, "cuda", engine=Engine(compiled=compiled, graphs=True))
+    agree(ours, adapter_of(name, family, "cuda"), xs)
+    assert ours.graphs.recorded > 0
+    assert not ours.graphs.off
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "family"), [("eata", "ln"), ("eata", "bn"), ("eata-c", "ln"), ("tent", "gn")])
+def test_a_recorded_step_that_keeps_nothing_changes_nothing(name: str, family: str) -> None:
+    adapter = adapter_of(name, family, "cuda", engine="auto", precision="fp32")
+    for x in stream(4):
+        adapter(x.double().cuda())
+    if name == "tent":
+        return
+    before = [p.detach().clone() for p in adapter.adapted]
+    momentum = [s["momentum_buffer"].clone() for s in adapter.optimizer.state.values()]
+    flat = torch.full((8, 3, 16, 16), 0.5, device="cuda", dtype=torch.float64)
+    with torch.no_grad():
+        list(adapter.model.parameters())[-1].zero_()
+        list(adapter.model.parameters())[-2].zero_()  # every prediction uniform: nothing is reliable
+    for _ in range(5):
+        adapter(flat)
+        assert not adapter.last.updated
+        assert int(adapter.last.backwards) == 0
+    assert adapter.graphs.recorded > 0
+    assert all(torch.equal(p, b) for p, b in zip(adapter.adapted, before, strict=True))
+    after = [s["momentum_buffer"] for s in adapter.optimizer.state.values()]
+    assert all(torch.equal(a, b) for a, b in zip(after, momentum, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "family"), [("tent", "bn"), ("eata", "bn"), ("eata", "ln"), ("eata-c", "bn")])
+def test_a_recorded_step_refuses_nan_and_goes_on_as_if_it_had_not_come(name: str, family: str) -> None:
+    """Told at once where the host reads a count anyway; else with a later call, which no step waits for."""
+    xs = [x.double().cuda() for x in stream(8)]
+    ours = adapter_of(name, family, "cuda", engine=Engine(compiled=True, graphs=True))
+    theirs = adapter_of(name, family, "cuda", engine=Engine(compiled=True, graphs=True))
+    for x in xs[:4]:
+        ours(x), theirs(x)
+    bad = xs[4].clone()
+    bad[2, 0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match="NaN or infinity"):  # noqa: PT012
+        ours(bad)
+        torch.cuda.synchronize()
+        ours(xs[4])
+    for x in xs[4:]:
+        assert torch.equal(ours(x), theirs(x))
+    assert ours.snapshot().tensors.keys() == theirs.snapshot().tensors.keys()
+    for a, b in zip(ours.snapshot().tensors.values(), theirs.snapshot().tensors.values(), strict=True):
+        assert a.shape == b.shape
+    for p, q in zip(ours.adapted, theirs.adapted, strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.gpu
+def test_a_refusal_is_told_by_a_snapshot_too() -> None:
+    adapter = Tent(make("bn").cuda(), engine=Engine(graphs=True), lr=LR)
+    for x in stream(4):
+        adapter(x.cuda())
+    adapter(torch.full((8, 3, 16, 16), torch.nan, device="cuda"))
+    with pytest.raises(ValueError, match="images of an earlier batch"):
+        adapter.snapshot()
+    adapter.snapshot()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["tent", "eata", "eata-c"])
+@pytest.mark.parametrize("family", ["bn", "ln"])
+def test_snapshots_and_resets_of_recorded_steps(name: str, family: str) -> None:
+    xs = [x.double().cuda() for x in stream(8)]
+    adapter = adapter_of(name, family, "cuda", engine=Engine(compiled=True, graphs=True))
+    first = [adapter(x) for x in xs]
+    snapshot = adapter.snapshot()
+    later = [adapter(x) for x in xs]
+    adapter.restore(snapshot)
+    assert all(torch.equal(a, adapter(x)) for a, x in zip(later, xs, strict=True))
+    adapter.reset()
+    again = [adapter(x) for x in xs]
+    for a, b in zip(first, again, strict=True):
+        torch.testing.assert_close(a, b, rtol=RTOL, atol=1e-9)
+    recorded = adapter.graphs._steps.copy()
+    adapter(xs[0])
+    assert adapter.graphs._steps == recorded, "a restore must not force another recording"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "reads"), [("tent", 0), ("eata", 0), ("source", 0)])
+def test_a_masked_step_never_asks_the_device(name: str, reads: int) -> None:
+    adapter = adapter_of(name, "bn", "cuda", engine=Engine(graphs=True))
+    xs = [x.double().cuda() for x in stream(8)]
+    for x in xs[:4]:
+        adapter(x)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for x in xs[4:]:
+            adapter(x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert adapter.graphs.recorded == 1
+
+
+@pytest.mark.gpu
+def test_a_changed_learning_rate_is_noticed() -> None:
+    xs = [x.double().cuda() for x in stream(10)]
+    ours, theirs = (adapter_of("tent", "ln", "cuda", engine=Engine(graphs=g)) for g in (True, False))
+    agree(ours, theirs, xs[:5])
+    for adapter in (ours, theirs):
+        adapter.optimizer.param_groups[0]["lr"] = 0.05
+    agree(ours, theirs, xs[5:])
+
+
+@pytest.mark.gpu
+def test_an_optimizer_that_cannot_be_recorded_is_told() -> None:
+    adapter = Tent(make("ln").cuda(), engine=Engine(graphs=True), optimizer=partial(torch.optim.Adam, lr=LR))
+    with pytest.warns(UserWarning, match="Adam cannot leave a step out by itself"):  # noqa: PT031
+        for x in stream(4):
+            adapter(x.cuda())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["bn", "ln", "gn", "seg"])
+@pytest.mark.parametrize("name", ["tent", "eata", "eata-c"])
+def test_auto_in_bfloat16_stays_near_single_precision(name: str, family: str) -> None:
+    def run(**options: Any) -> Adapter:
+        case, arguments = CASES[name], dict(CASES[name].arguments())
+        if "source" in arguments:
+            arguments |= {"source": [x.cuda() for x in arguments["source"]], "beta": 1.0}
+        adapter = case.method(make(family).cuda(), lr=LR, **{**arguments, **options})
+        logits.extend(adapter(x.cuda()) for x in stream(8))
+        return adapter
+
+    logits: list[Tensor] = []
+    auto = run(engine="auto")
+    run()
+    assert auto.engine.precision == "bf16"
+    assert auto.graphs.recorded == 1
+    assert all(p.dtype == torch.float32 for p in auto.adapted)
+    ours, theirs = torch.cat(logits[:8]), torch.cat(logits[8:])
+    assert float((ours - theirs).norm() / theirs.norm()) < 0.05
