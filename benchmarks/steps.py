@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from acclimate import EATA, EATAC, Adapter, Engine, Selector, Source, Tent
+from acclimate.engine import Precision
 from acclimate.evaluate import origin
 from acclimate.files import write_text
 from acclimate.models import SmallResNet, SmallViT
@@ -34,12 +35,10 @@ SIZES = (1, 4, 16, 64, 256)
 class Share(Selector):
     """Keeps a fixed share of a batch, spread over it."""
 
-    mask: Tensor
-
-    def __init__(self, share: float, size: int) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
         self.register_buffer("order", torch.randperm(size, generator=torch.Generator().manual_seed(0)) / size)
-        self.register_buffer("share", torch.tensor(share))
+        self.register_buffer("share", torch.tensor(1.0))
 
     def forward(self, logits: Tensor) -> Tensor:
         """One for the kept."""
@@ -83,6 +82,11 @@ class Entry:
     adapter: Adapter
     x: Tensor
 
+    def keep(self) -> None:
+        """The share that is its row's."""
+        if self.row.kept is not None:
+            self.adapter.get_buffer("select.share").fill_(self.row.kept)
+
 
 def networks(device: str) -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
     """ResNet-50 and ViT-Base on a GPU; small ones elsewhere."""
@@ -97,24 +101,21 @@ def networks(device: str) -> dict[str, tuple[Callable[[], nn.Module], tuple[int,
     return {shown: (lambda name=name: timm.create_model(name), (3, 224, 224)) for shown, name in names.items()}
 
 
-def lines(device: str, vit: bool) -> list[tuple[str, str | None, Engine, float | None]]:
-    """Method, strategy, engine, share kept. The first three are PyTorch as it comes."""
+def lines(precisions: Sequence[Precision], vit: bool) -> list[tuple[str, str | None, Engine]]:
+    """Method, strategy, engine. The first three are PyTorch as it comes."""
     eager = Engine()
-    engines = [Engine("fp32", channels_last=not vit, compiled=True)]
-    if device == "cuda":
-        engines.append(replace(engines[0], precision="bf16"))
-    table: list[tuple[str, str | None, Engine, float | None]] = [
-        ("Source", None, eager, None),
-        ("Tent", None, eager, None),
-        ("EATA", "masked", eager, 0.6),
+    engines = [Engine(precision, channels_last=not vit, compiled=True) for precision in precisions]
+    table: list[tuple[str, str | None, Engine]] = [
+        ("Source", None, eager),
+        ("Tent", None, eager),
+        ("EATA", "masked", eager),
+        ("EATAC", "replay-subset", eager),
     ]
     for engine in engines:
-        table += [("Source", None, engine, None), ("Tent", None, engine, None)]
-        for share in SHARES:
-            table.append(("EATA", "masked", engine, share))
-            if vit:
-                table.append(("EATA", "sparse", engine, share))
-            table.append(("EATAC", "replay-subset", engine, share))
+        table += [("Source", None, engine), ("Tent", None, engine), ("EATA", "masked", engine)]
+        if vit:
+            table.append(("EATA", "sparse", engine))
+        table.append(("EATAC", "replay-subset", engine))
     return table
 
 
@@ -122,43 +123,60 @@ METHODS: dict[str, type[Adapter]] = {"Source": Source, "Tent": Tent, "EATA": EAT
 
 
 def build(
-    network: str, make: Callable[[], nn.Module], x: Tensor, line: tuple[str, str | None, Engine, float | None]
-) -> Entry:
-    """An adapter that has taken its first steps; its peak memory is measured before steps are recorded."""
-    method, strategy, engine, share = line
-    cuda = x.is_cuda
+    network: str,
+    make: Callable[[], nn.Module],
+    x: Tensor,
+    line: tuple[str, str | None, Engine],
+    shares: Sequence[float],
+) -> list[Entry]:
+    """An adapter that has taken its first steps, at each share; peak memory is measured before steps are recorded."""
+    method, strategy, engine = line
     gc.collect()
-    if cuda:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated()
+    before = _allocated(x)
     torch.manual_seed(0)
     options: dict[str, Any] = {"engine": engine}
     if method != "Source":
         options |= {"lr": 1e-5}
     if strategy is not None:
-        select = Share(share or 0.0, len(x)).to(x.device)
-        options |= {"strategy": strategy, "select": select, "source": [x[:8]]}
+        options |= {"strategy": strategy, "select": Share(len(x)).to(x.device), "source": [x[:8]]}
     adapter = METHODS[method](make().to(x.device).eval(), **options)
     start = time.perf_counter()
     adapter(x)
-    if cuda:
-        torch.cuda.synchronize()
-    row = Row(network, method, adapter.strategy, _named(engine), engine.precision, len(x), share)
-    row.first_call_s = time.perf_counter() - start
-    adapter(x)
-    if cuda:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    _wait(x)
+    first = time.perf_counter() - start
+    entries = []
+    for share in shares if strategy is not None else [None]:
+        row = Row(network, method, adapter.strategy, _named(engine), engine.precision, len(x), share, first)
+        entry = Entry(row, adapter, x)
+        entry.keep()
         adapter(x)
-        torch.cuda.synchronize()
-        row.peak_mb = (torch.cuda.max_memory_allocated() - before) / 2**20
-        if engine.compiled:
-            adapter.engine = replace(adapter.engine, graphs=True)
+        row.peak_mb = _peak(adapter, x, before)
+        entries.append(entry)
+    if x.is_cuda and engine.compiled:
+        adapter.engine = replace(adapter.engine, graphs=True)
     for _ in range(4):
         adapter(x)
-    return Entry(row, adapter, x)
+    print(f"{network}: {method} {strategy or ''} {engine.precision}, first call {first:.0f} s", flush=True)
+    return entries
+
+
+def _allocated(x: Tensor) -> int:
+    if not x.is_cuda:
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated()
+
+
+def _peak(adapter: Adapter, x: Tensor, before: int) -> float | None:
+    """Of a step, in MB, with the network's weights and without whatever else is there."""
+    if not x.is_cuda:
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    adapter(x)
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
 def _named(engine: Engine) -> str:
@@ -174,6 +192,7 @@ def measure(entries: Sequence[Entry], repeats: int, steps: int) -> None:
 
 def seconds(entry: Entry, steps: int) -> float:
     """Of one step, from several back to back."""
+    entry.keep()
     entry.adapter(entry.x)
     _wait(entry.x)
     start = time.perf_counter()
@@ -193,18 +212,11 @@ def sweep(entries: Sequence[Entry], repeats: int, steps: int) -> list[dict[str, 
     chosen = [e for e in entries if e.row.method == "EATA" and e.row.engine == "compiled" and e.row.kept == SHARES[0]]
     found: list[dict[str, Any]] = []
     for entry in chosen:
-        share = entry.adapter.get_buffer("select.share")
         for kept in SWEEP:
-            share.fill_(kept)
-            for _ in range(4):
-                entry.adapter(entry.x)
-            times = [1e3 * seconds(entry, steps) for _ in range(repeats)]
-            row = entry.row
-            found.append(
-                {"network": row.network, "strategy": row.strategy, "precision": row.precision, "kept": kept}
-                | {"milliseconds": statistics.median(times)}
-            )
-        share.fill_(SHARES[0])
+            point = Entry(replace(entry.row, kept=kept), entry.adapter, entry.x)
+            times = [1e3 * seconds(point, steps) for _ in range(repeats)]
+            told = {"network": entry.row.network, "strategy": entry.row.strategy, "precision": entry.row.precision}
+            found.append(told | {"kept": kept, "milliseconds": statistics.median(times)})
     return found
 
 
@@ -216,18 +228,16 @@ def batches(
     engine = Engine("bf16" if device == "cuda" else "fp32", channels_last=not vit, compiled=True)
     found = []
     x = torch.rand(max(SIZES), *shape, device=device)
-    table = [("Source", None, engine, None), ("EATA", "sparse" if vit else "masked", engine, SHARES[0])]
-    for line in table:
-        entry = build(network, make, x, line)
+    for line in [("Source", None, engine), ("EATA", "sparse" if vit else "masked", engine)]:
+        (entry,) = build(network, make, x, line, SHARES[:1])
         for size in SIZES:
             entry.x = x[:size]
             for _ in range(4):
                 entry.adapter(entry.x)
             times = [1e3 * seconds(entry, steps) for _ in range(repeats)]
-            found.append(
-                {"network": network, "method": line[0], "strategy": line[1], "precision": engine.precision}
-                | {"batch": size, "milliseconds": statistics.median(times)}
-            )
+            told = {"network": network, "method": line[0], "strategy": line[1], "precision": engine.precision}
+            found.append(told | {"batch": size, "milliseconds": statistics.median(times)})
+            print(f"{network}: {line[0]}, batch {size}: {found[-1]['milliseconds']:.2f} ms", flush=True)
     return found
 
 
@@ -290,10 +300,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help="timed together in one repeat")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--only", nargs="*", help="networks by a part of their name")
+    parser.add_argument("--precisions", nargs="*", help="of the compiled engine")
+    parser.add_argument("--build-only", action="store_true", help="compile, to fill the compiler's cache, and stop")
     parser.add_argument("--no-batches", action="store_true", help="leave the batch sizes out")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", DeprecationWarning)
     device, repeats, steps = arguments.device, arguments.repeats, arguments.steps
+    precisions = arguments.precisions or (["fp32", "bf16"] if device == "cuda" else ["fp32"])
     found = networks(device)
     found = {
         n: v for n, v in found.items() if not arguments.only or any(o.lower() in n.lower() for o in arguments.only)
@@ -303,10 +316,9 @@ def main() -> None:
     sizes: list[dict[str, Any]] = []
     for network, (make, shape) in found.items():
         x = torch.rand(arguments.batch, *shape, device=device)
-        entries = []
-        for line in lines(device, "ViT" in network):
-            entries.append(build(network, make, x, line))
-            print(f"{network}: {line[0]} {line[1] or ''} built in {entries[-1].row.first_call_s:.0f} s", flush=True)
+        entries = [e for line in lines(precisions, "ViT" in network) for e in build(network, make, x, line, SHARES)]
+        if arguments.build_only:
+            continue
         measure(entries, repeats, steps)
         rows += [entry.row for entry in entries]
         print(told([entry.row for entry in entries]), flush=True)
@@ -314,6 +326,8 @@ def main() -> None:
         entries.clear()
         if not arguments.no_batches:
             sizes += batches(device, network, make, shape, 3, steps)
+    if arguments.build_only:
+        return
     print("\n" + told(rows))
     result = {
         "command": f"python -m benchmarks.steps --device {device}",

@@ -13,7 +13,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -166,6 +166,8 @@ class NonRedundant(Selector):
     """
 
     mean: Tensor | None
+    zero_is_empty: ClassVar[bool] = True
+    """A reset leaves an empty mean where it is, as a recorded step needs it."""
 
     def __init__(self, epsilon: Epsilon = "auto", *, momentum: float = 0.9) -> None:
         super().__init__()

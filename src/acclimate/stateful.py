@@ -67,7 +67,9 @@ class Stateful(nn.Module):
     def _restore_slots(self, parts: Mapping[str, Mapping[str, Tensor]], slots: Iterable[_Slot]) -> None:
         for name, module, key in slots:
             value, now = parts["state"].get(name), getattr(module, key)
-            if value is None or now is None:
+            if value is None and now is not None and getattr(module, "zero_is_empty", False):
+                now.zero_()
+            elif value is None or now is None:
                 setattr(module, key, None if value is None else value.to(self.device, copy=True))
             elif (now.shape, now.dtype) == (value.shape, value.dtype):
                 now.copy_(value)  # in place: a recorded step reads it there

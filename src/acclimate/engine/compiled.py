@@ -18,11 +18,11 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from .selective import SelectiveBackward
+from .selective import SelectiveBackward, lean
 
 __all__ = ["Body", "CompiledPass"]
 
-BACKEND = "inductor"
+BACKEND: str | Callable[..., Any] = lean
 Body = Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor]]
 """A pass: of a batch and whatever other tensors it needs; the logits come first in what it returns."""
 

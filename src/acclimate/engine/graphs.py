@@ -67,8 +67,10 @@ class Part:
         self.sound: Tensor | None = None
         """Whether images and logits are finite, a flag each."""
         self.report: Tensor | None = None
-        """In the host's memory: those flags, and how many samples are kept."""
+        """Those flags, and how many samples are kept."""
         self.draws: list[tuple[Draw, Tensor]] = []
+        self.space: Tensor = first.space if first is not None else torch.empty(0)
+        """For draws: memory that no recorded operation writes to."""
 
     def record(self, adapt: Adapt, x: Tensor, pool: Any) -> None:
         """Run `adapt` for the record: nothing is executed, and no state changes."""
@@ -85,6 +87,7 @@ class Part:
                 except _Counted:
                     return
                 self._write_state(found)
+                self.prediction = None  # no second part needs it
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError) as error:
@@ -108,9 +111,7 @@ class Part:
         if self.rows is not None:
             return self.rows
         assert self.sound is not None  # noqa: S101
-        answer = torch.cat([self.sound.long(), samples.sum().view(1)])
-        self.report = torch.zeros(answer.shape, dtype=answer.dtype, pin_memory=True)
-        self.report.copy_(answer, non_blocking=True)
+        self.report = torch.cat([self.sound.long(), samples.sum().view(1)])
         raise _Counted
 
     def holds(self, when: bool | Tensor) -> bool | Tensor:
@@ -123,7 +124,7 @@ class Part:
         """Where a sub-network's draw is written before each replay."""
         if self.rows is None or draw.per == "batch":
             raise NotRecordableError('a sub-network is drawn per="batch", or of the whole batch')
-        scales = torch.zeros(len(x), len(draw.rates), device=x.device)
+        scales = self.space[: len(x) * len(draw.rates)].view(len(x), len(draw.rates))
         self.draws.append((draw, scales))
         return scales
 
@@ -156,17 +157,17 @@ class _Recorded:
         self.adapter, self.adapt, self.pool = adapter, adapt, pool
         self.x = torch.empty_like(x)
         self.first = Part(adapter)
+        if (depth := getattr(adapter, "depth", None)) is not None:
+            dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+            self.first.space = torch.zeros(len(x) * len(depth.branches), device=x.device, dtype=dtype)
         self.first.record(adapt, self.x, pool)
         self.seconds: dict[int, Part] = {}
-        self.counted = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def __call__(self, x: Tensor) -> Tensor:
         self.x.copy_(x)
         self.first.replay()
         if self.first.report is None:
             return self._told(self.first)
-        self.counted.record()
-        self.counted.synchronize()
         *sound, count = self.first.report.tolist()
         assert self.first.prediction is not None  # noqa: S101
         if not all(sound):
@@ -230,6 +231,8 @@ class Graphs:
             self._steps.clear()
             warnings.warn(f"steps are not recorded as CUDA graphs: {error}", stacklevel=4)
             return self._plainly(adapt, x)
+        if self._refused is not None and self._report is not None:
+            self._report.copy_(self._refused, non_blocking=True)
         kept, select = self.adapter.step.kept, getattr(self.adapter, "select", None)
         if kept is not None and isinstance(select, Selector):
             select.watch(kept)
@@ -246,7 +249,6 @@ class Graphs:
             raise NotRecordableError("it is not being recorded here")
         images, logits = sound.logical_not().unbind()
         self._refused += torch.stack([images, logits & ~images])
-        self._report.copy_(self._refused, non_blocking=True)
 
     def settle(self, *, wait: bool = False) -> None:
         """Raise for an earlier batch that was refused, as soon as the host can know without waiting."""
@@ -277,6 +279,8 @@ class Graphs:
         if len(self._steps) >= _MOST:
             self._steps.clear()
         if self._pool is None:
+            if quieten := getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None):
+                quieten(False)  # recorded graphs live on a stream of their own, on purpose
             self._pool = torch.cuda.graph_pool_handle()
             self._refused = torch.zeros(2, dtype=torch.int64, device=x.device)
             self._report = torch.zeros(2, dtype=torch.int64, pin_memory=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .choice import Engine
-from .graphs import NotRecordableError, Part
+from .graphs import Part
 
 if TYPE_CHECKING:
     from ..adapter import Adapter
@@ -93,17 +93,14 @@ class Runner:
         adapter, draw = self.adapter, self.adapter.draw
         tensors = {**self._weights(), **(parameters or {})}
         with self._autocast(x.device):
+            if draw is not None and (adapter.part is not None or draw.per == "sample"):
+                scales = draw.scales_for(x) if adapter.part is None else adapter.part.scales_for(draw, x)
+                body, given = _drawn(draw, body), (scales, *given)
             if not self.engine.compiled or (draw is not None and draw.per == "batch"):
-                if adapter.part is not None and draw is not None:
-                    raise NotRecordableError("sub-networks are drawn as they run")
                 return self._eagerly(Call(kind, body, x, tensors, given, 0, fresh=fresh, selective=False))
             apart = not adapter.coupled or adapter.detach_statistics
             selective = adapter.strategy == "sparse" and apart and draw is None and len(x) > 1
             selective = selective and torch.is_grad_enabled() and not x.requires_grad
-            if draw is not None:
-                part = adapter.part
-                scales = draw.scales_for(x) if part is None else part.scales_for(draw, x)
-                body, given = _drawn(draw, body), (scales, *given)
             return self._compiledly(
                 Call(kind, body, x, tensors, given, int(draw is not None), fresh=fresh, selective=selective)
             )
@@ -233,6 +230,7 @@ class Runner:
         self._agree(logits.detach(), expected, "logits")
         if compiled.backend is None:
             return
+        self._probe(compiled, call)
         weights = torch.linspace(0.5, 1.5, logits.numel(), device=logits.device, dtype=logits.dtype).view_as(logits)
         some = torch.arange(len(logits), device=logits.device) % 3 == 1
         weights = weights * some.view(-1, *[1] * (logits.dim() - 1))
@@ -245,6 +243,19 @@ class Runner:
             answers.append(torch.cat([g.flatten() for g in parts if g is not None]))
         compiled.backend.rows = None
         self._agree(answers[0], answers[1], "gradients of a selective backward")
+
+    def _probe(self, compiled: CompiledPass, call: Call) -> None:
+        """Two backwards of a few images, of which one differs: they show where rows lie."""
+        assert compiled.backend is not None  # noqa: S101
+        compiled.backend.probing = row = 1
+        try:
+            for sign in (1, -1):
+                x = call.x[:4].clone()
+                x[row] = sign * (x[row] + 1)
+                logits = compiled(x, call.given, self._every(call))[0]
+                torch.autograd.grad(logits.sum(), self.adapter.adapted, allow_unused=True)
+        finally:
+            compiled.backend.probing = None
 
     def _agree(self, ours: Tensor, expected: Tensor, what: str) -> None:
         off = float((ours - expected).norm() / expected.norm().clamp(min=1e-12))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 
 from ..prediction import rows_first
 
-__all__ = ["SelectiveBackward", "UnfitError", "repeatable"]
+__all__ = ["SelectiveBackward", "UnfitError", "lean", "repeatable"]
 
 Compiled: TypeAlias = Callable[[list[Any]], Any]
 
@@ -36,20 +36,28 @@ def repeatable() -> Iterator[None]:
         yield
 
 
+def lean(graph: GraphModule, inputs: Sequence[Any], inner: Any = compile_fx_inner) -> Callable[..., Any]:
+    """Inductor, told to save what cannot be computed again from it: norm layers and activations can, in passing."""
+    with autograd_config.patch(aggressive_recomputation=True):
+        compiled: Any = compile_fx(graph, list(inputs), inner_compile=inner)
+        return compiled  # type: ignore[no-any-return]
+
+
 class SelectiveBackward:
     """The backend. `rows` says on how many rows the backward runs: a number not smaller than those with a gradient,
     or None, which counts them (and so waits for the device)."""
 
     def __init__(self) -> None:
         self.rows: int | None = None
+        self.probing: int | None = None
+        """A row of the batch that differs between this backward and the one before; None while nobody asks."""
         self.ran_on = 0
         """How many rows the last backward ran on."""
 
     def __call__(self, graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What torch.compile calls with the traced network."""
         with autograd_config.patch(enable_autograd_cache=False), repeatable():  # the cache knows nothing of rows
-            compiled: Any = compile_fx(graph, list(inputs), inner_compile=self._compile)
-            return compiled  # type: ignore[no-any-return]
+            return lean(graph, inputs, self._compile)
 
     def _compile(self, graph: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         compiled = compile_fx_inner(graph, inputs, **options)
@@ -72,6 +80,8 @@ class _Batched:
     times: int
     strides: Callable[[int], tuple[int, ...]]
     """By the number of rows, as the compiled code expects them."""
+    fast: bool = False
+    """The batch runs fast: entries of one row lie B apart."""
 
 
 class _Rows:
@@ -87,15 +97,36 @@ class _Rows:
         (batch,) = symbols
         self.layout = [_layout(value, batch) for value in values]
         self.tangent = _tangent(nodes, self.layout)
+        self.folded = [i for i, layout in enumerate(self.layout) if isinstance(layout, _Batched) and layout.times > 1]
+        self.unknown = bool(self.folded)
+        self.before: list[Tensor] | None = None
 
     def __call__(self, arguments: list[Any]) -> Any:
         gradient = arguments[self.tangent]
         size, mask = len(gradient), (gradient != 0).flatten(1).any(1)
-        count = self.backend.rows or max(int(mask.sum()), 1)
+        if self.backend.probing is not None:
+            self._probe([arguments[i] for i in self.folded], size, self.backend.probing)
+        count = size if self.unknown else self.backend.rows or max(int(mask.sum()), 1)
         self.backend.ran_on = count
         if count < size:
             self._gather(arguments, rows_first(mask, count), size)
         return self.compiled(arguments)
+
+    def _probe(self, tensors: list[Tensor], size: int, row: int) -> None:
+        """A dimension of times·B may count the batch slowly or fast: what changes with one row of the batch tells."""
+        if self.before is None:
+            self.before = tensors
+            return
+        for i, now, then in zip(self.folded, tensors, self.before, strict=True):
+            layout = self.layout[i]
+            assert isinstance(layout, _Batched)  # noqa: S101
+            changed = (now != then).movedim(layout.dim, 0).flatten(1).any(1).nonzero().flatten().tolist()
+            slowly = all(place // layout.times == row for place in changed)
+            fast = all(place % size == row for place in changed)
+            if not (slowly or fast):
+                raise UnfitError("rows of its batch cannot be told apart in a saved tensor")
+            self.layout[i] = replace(layout, fast=not slowly)
+        self.before, self.unknown = None, False
 
     def _gather(self, arguments: list[Any], rows: Tensor, size: int) -> None:
         """In place, so that nothing else keeps the full tensors. Views of one storage share one gather."""
@@ -117,13 +148,14 @@ def _gather(
     length = times * strides[dim]
     span = sum((n - 1) * stride for i, (n, stride) in enumerate(zip(tensor.shape, strides, strict=True)) if i != dim)
     within = tensor.storage_offset() % length if length else 0
-    if within + span + (times - 1) * strides[dim] < length:
+    if not layout.fast and within + span + (times - 1) * strides[dim] < length:
         start = tensor.storage_offset() - within
         key = (tensor.untyped_storage().data_ptr(), start, length, tensor.dtype)
         if key not in gathered:
             gathered[key] = tensor.as_strided((size, length), (length, 1), start).index_select(0, rows)
         return gathered[key].as_strided(shape, strides, within)
-    places = rows if times == 1 else (rows[:, None] * times + torch.arange(times, device=rows.device)).flatten()
+    entries = torch.arange(times, device=rows.device)
+    places = (entries[:, None] * size + rows if layout.fast else rows[:, None] * times + entries).flatten()
     chosen = tensor.new_empty_strided(shape, layout.strides(len(rows)))
     return chosen.copy_(tensor.index_select(dim, places))
 
