@@ -41,7 +41,8 @@ def without_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from acclimate.engine import compiled, selective
 
-    monkeypatch.setattr(compiled, "BACKEND", "aot_eager_decomp_partition")
+    backend = partial(selective.inductor, inner=lambda graph, _, **__: make_boxed_func(graph.forward))
+    monkeypatch.setattr(compiled, "BACKEND", backend)
     monkeypatch.setattr(selective, "compile_fx_inner", lambda graph, _, **__: make_boxed_func(graph.forward))
 
 

@@ -463,6 +463,10 @@ class Adapter(Stateful, ABC):
                 arguments.append(f"parameters={self.parameters_adapted if named else list(self.names)!r}")
             shown = [name for name in ("statistics", "strategy") if name not in self.without]
             arguments += [f"{name}={getattr(self, name)!r}" for name in shown]
+            if self.detach_statistics:
+                arguments.append("detach_statistics=True")
+        if self.engine != Engine():
+            arguments.append(f"engine={self.engine!r}")
         if self.classes is not None:
             arguments.append(f"classes={self.classes.tolist()}")
         return f"{type(self).__name__}({', '.join([*arguments, f'seed={self.seed}'])})"

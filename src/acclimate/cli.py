@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -158,8 +159,11 @@ def run(
     source: Annotated[str | None, typer.Option(help="Data with clean images for EATA, if --data has none.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Such as eata.beta=500; repeat for more.")] = None,
     device: Device = "cpu",
-    precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16.")] = "fp32",
-    workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 0,
+    engine: Annotated[str, typer.Option(help="eager, or auto: compiled, and on a GPU recorded and in bf16.")] = "eager",
+    precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; by the engine, unless given.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Processes that read images; on a GPU most of the cores, unless given.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="A JSON or TOML file with a plan; options override it.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results; a run that was stopped goes on there.")] = Path(
         "acclimate-run"
@@ -185,8 +189,9 @@ def run(
         "preset": preset,
         "source": source,
         "device": device,
-        "precision": precision,
-        "workers": workers,
+        "engine": engine,
+        "precision": precision or ("bf16" if engine == "auto" and device.startswith("cuda") else "fp32"),
+        "workers": (_most_cores() if device.startswith("cuda") else 0) if workers is None else workers,
     }
     try:
         content = _read_plan(config)
@@ -224,6 +229,10 @@ _EXPECTED = (ValueError, TypeError, RuntimeError, AssertionError, ImportError, O
 def _refuse(what: str, error: BaseException) -> NoReturn:
     console.print(f"[red bold]{what}:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
     raise typer.Exit(2) from error
+
+
+def _most_cores() -> int:
+    return max(1, min(16, (os.cpu_count() or 2) - 1))
 
 
 def _named(context: typer.Context, option: str) -> bool:

@@ -9,7 +9,6 @@ A run that was killed goes on after its last finished domain, and ends with the 
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import time
 from collections.abc import Callable
@@ -85,7 +84,7 @@ class Run:
     def adapter(self, job: Job) -> Adapter:
         """A method around the source network."""
         plan, method = self.plan, METHODS[job.method]
-        arguments: dict[str, Any] = {"seed": job.seed, "classes": self.suite.classes}
+        arguments: dict[str, Any] = {"seed": job.seed, "classes": self.suite.classes} | self._running
         arguments |= plan.overrides.get(job.method, {})
         if self._needs_source(job.method):
             arguments["source"] = [x for x, _ in self._source(job.seed).on(plan.device)]
@@ -120,7 +119,6 @@ class Run:
         so_far, state = self.folder.find(job)
         if so_far is not None and state is None:
             return so_far
-        _set_tf32(self.plan.precision == "tf32")
         adapter = self.adapter(job)
         if so_far is not None and state is not None:
             adapter.load(state)
@@ -132,15 +130,7 @@ class Run:
             self.folder.keep(job, adapter, result, done=done, preprocess=self.network.preprocess)
 
         try:
-            with self._autocast():
-                result = evaluate(
-                    adapter,
-                    scenario,
-                    clean=clean,
-                    on_batch=on_batch,
-                    on_domain=keep,
-                    so_far=so_far,
-                )
+            result = evaluate(adapter, scenario, clean=clean, on_batch=on_batch, on_domain=keep, so_far=so_far)
         finally:
             adapter.reset()  # the next job starts from the source network
         return result
@@ -159,18 +149,18 @@ class Run:
 
     def _seconds(self, method: str, scenario: Scenario, batches: int) -> float:
         """A sample's time."""
-        adapter = METHODS[method].preset(self.plan.preset or self.network.family, self.network.model)
+        preset = self.plan.preset or self.network.family
+        adapter = METHODS[method].preset(preset, self.network.model, precision=self.plan.precision)
         taken, seen = 0.0, 0
-        with self._autocast():
-            for index, (x, _) in zip(range(batches + 1), scenario.domains[0].on(self.plan.device), strict=False):
-                start = time.perf_counter()
-                adapter(x)
-                if x.is_cuda:
-                    torch.cuda.synchronize(x.device)
-                spent = time.perf_counter() - start
-                if index <= 1:  # the first warms up, and counts only if it stays alone
-                    taken, seen = 0.0, 0
-                taken, seen = taken + spent, seen + len(x)
+        for index, (x, _) in zip(range(batches + 1), scenario.domains[0].on(self.plan.device), strict=False):
+            start = time.perf_counter()
+            adapter(x)
+            if x.is_cuda:
+                torch.cuda.synchronize(x.device)
+            spent = time.perf_counter() - start
+            if index <= 1:  # the first warms up, and counts only if it stays alone
+                taken, seen = 0.0, 0
+            taken, seen = taken + spent, seen + len(x)
         adapter.reset()
         return taken / max(seen, 1)
 
@@ -182,15 +172,10 @@ class Run:
             return False
         return True
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        kind = torch.device(self.plan.device).type
-        return torch.autocast(kind, torch.bfloat16) if self.plan.precision == "bf16" else contextlib.nullcontext()
+    @property
+    def _running(self) -> dict[str, Any]:
+        return {"engine": self.plan.engine, "precision": self.plan.precision}
 
 
 def _size(domain: Stream) -> int:
     return len(domain.picks) if isinstance(domain, Drawn) else 1 << 62
-
-
-def _set_tf32(wanted: bool) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = wanted
-    torch.backends.cudnn.allow_tf32 = True  # torch's own default

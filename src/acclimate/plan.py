@@ -19,6 +19,7 @@ PROTOCOL = ("data", "scenario", "severity", "shifts", "batch_size", "images", "p
 SHARED = ("source", "source_images", "probe_images", "preset")
 """What all methods of a plan are given alike, besides the protocol."""
 
+ENGINES = ("eager", "auto")
 PRECISIONS = ("fp32", "tf32", "bf16")
 PROBES = ("snapshot", "readapt", "none")
 
@@ -66,6 +67,8 @@ class Plan:
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Arguments by method, `{"eata": {"beta": 500}}`."""
     device: str = "cpu"
+    engine: str = "eager"
+    """How passes run: `eager`, or `auto`, as fast as the device allows once it is compiled."""
     precision: str = "fp32"
     workers: int = 0
 
@@ -73,6 +76,7 @@ class Plan:
         checked: list[tuple[str, Iterable[str], str]] = [
             *((method, METHODS, "method") for method in (*self.methods, *self.overrides)),
             (self.scenario, SCENARIOS, "scenario"),
+            (self.engine, ENGINES, "engine"),
             (self.precision, PRECISIONS, "precision"),
             (self.probe, PROBES, "probe"),
         ]

@@ -7,6 +7,7 @@ flat list of operations on explicit tensors. So everything that a `with` block d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +19,11 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from .selective import SelectiveBackward, lean
+from .selective import SelectiveBackward, inductor
 
 __all__ = ["Body", "CompiledPass"]
 
-BACKEND: str | Callable[..., Any] = lean
+BACKEND: Callable[..., Any] = inductor
 Body = Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor]]
 """A pass: of a batch and whatever other tensors it needs; the logits come first in what it returns."""
 
@@ -39,14 +40,17 @@ class CompiledPass:
         *,
         batched: int = 0,
         selective: bool = False,
+        lean: bool = False,
         dynamic: bool = False,
     ) -> None:
         self.names = tuple(tensors)
         self.batched = batched
         self.dynamic = dynamic and len(x) > 1
-        self.backend = SelectiveBackward() if selective else None
+        self.backend = SelectiveBackward(lean=lean) if selective else None
         graph, self.size = _trace(module, x, given, tensors, batched)
-        self.run: Callable[..., Sequence[Tensor]] = torch.compile(graph, backend=self.backend or BACKEND)
+        self.run: Callable[..., Sequence[Tensor]] = torch.compile(
+            graph, backend=self.backend or partial(BACKEND, lean=lean)
+        )
 
     def __call__(self, x: Tensor, given: Sequence[Tensor], tensors: Mapping[str, Tensor]) -> Sequence[Tensor]:
         """Run it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -72,13 +73,20 @@ class Part:
         self.space: Tensor = first.space if first is not None else torch.empty(0)
         """For draws: memory that no recorded operation writes to."""
 
+    def rehearse(self, adapt: Adapt, x: Tensor) -> None:
+        """Run `adapt` for nothing: what is compiled for this number of rows is so before it is recorded."""
+        self.sound = torch.zeros(1, dtype=torch.bool, device=x.device)
+        with self._in_place_of(x):
+            adapt(self.adapter, x)
+        self.sound = None
+        self.draws.clear()
+
     def record(self, adapt: Adapt, x: Tensor, pool: Any) -> None:
         """Run `adapt` for the record: nothing is executed, and no state changes."""
-        adapter, live = self.adapter, self.adapter.step
-        found = {name: getattr(module, key) for name, module, key in adapter.slots()}
-        adapter.part, adapter.step = self, Step(len(x))
+        adapter = self.adapter
         try:
             with (
+                self._in_place_of(x) as found,
                 torch.compiler.set_stance("fail_on_recompile"),
                 torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"),
             ):
@@ -92,6 +100,15 @@ class Part:
             raise
         except (RuntimeError, ValueError) as error:
             raise NotRecordableError(str(error)) from error
+
+    @contextmanager
+    def _in_place_of(self, x: Tensor) -> Iterator[dict[str, Tensor | None]]:
+        """The adapter's step is this part's inside, and its state the same after."""
+        adapter, live = self.adapter, self.adapter.step
+        found = {name: getattr(module, key) for name, module, key in adapter.slots()}
+        adapter.part, adapter.step = self, Step(len(x))
+        try:
+            yield found
         finally:
             self.step, adapter.step, adapter.part = adapter.step, live, None
             for name, module, key in adapter.slots():
@@ -175,6 +192,7 @@ class _Recorded:
         rows = self._rows(count)
         if rows not in self.seconds:
             part = Part(self.adapter, rows, self.first)
+            part.rehearse(self.adapt, self.x)
             part.record(self.adapt, self.x, self.pool)
             self.seconds[rows] = part
         self.seconds[rows].replay(count)

@@ -213,6 +213,7 @@ class Runner:
                     self._every(call),
                     batched=call.batched,
                     selective=call.selective,
+                    lean=self.engine.lean,
                     dynamic=call.fresh or call.selective,
                 )
                 with repeatable():
@@ -245,12 +246,12 @@ class Runner:
         self._agree(answers[0], answers[1], "gradients of a selective backward")
 
     def _probe(self, compiled: CompiledPass, call: Call) -> None:
-        """Two backwards of a few images, of which one differs: they show where rows lie."""
+        """Two backwards of batches that differ in one image: they show where rows lie."""
         assert compiled.backend is not None  # noqa: S101
         compiled.backend.probing = row = 1
         try:
             for sign in (1, -1):
-                x = call.x[:4].clone()
+                x = call.x.clone()
                 x[row] = sign * (x[row] + 1)
                 logits = compiled(x, call.given, self._every(call))[0]
                 torch.autograd.grad(logits.sum(), self.adapter.adapted, allow_unused=True)

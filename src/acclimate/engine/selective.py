@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 
 from ..prediction import rows_first
 
-__all__ = ["SelectiveBackward", "UnfitError", "lean", "repeatable"]
+__all__ = ["SelectiveBackward", "UnfitError", "inductor", "repeatable"]
 
 Compiled: TypeAlias = Callable[[list[Any]], Any]
 
@@ -36,10 +36,10 @@ def repeatable() -> Iterator[None]:
         yield
 
 
-def lean(graph: GraphModule, inputs: Sequence[Any], inner: Any = compile_fx_inner) -> Callable[..., Any]:
-    """Inductor, told to save what cannot be computed again from it: norm layers and activations can, in passing."""
-    with autograd_config.patch(aggressive_recomputation=True):
-        compiled: Any = compile_fx(graph, list(inputs), inner_compile=inner)
+def inductor(graph: GraphModule, inputs: Sequence[Any], inner: Any = None, *, lean: bool = False) -> Callable[..., Any]:
+    """Inductor. `lean`: what norm layers and activations gave is not saved but computed again in the backward."""
+    with autograd_config.patch(aggressive_recomputation=lean):
+        compiled: Any = compile_fx(graph, list(inputs), inner_compile=inner or compile_fx_inner)
         return compiled  # type: ignore[no-any-return]
 
 
@@ -47,7 +47,8 @@ class SelectiveBackward:
     """The backend. `rows` says on how many rows the backward runs: a number not smaller than those with a gradient,
     or None, which counts them (and so waits for the device)."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lean: bool = False) -> None:
+        self.lean = lean
         self.rows: int | None = None
         self.probing: int | None = None
         """A row of the batch that differs between this backward and the one before; None while nobody asks."""
@@ -57,7 +58,7 @@ class SelectiveBackward:
     def __call__(self, graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What torch.compile calls with the traced network."""
         with autograd_config.patch(enable_autograd_cache=False), repeatable():  # the cache knows nothing of rows
-            return lean(graph, inputs, self._compile)
+            return inductor(graph, inputs, self._compile, lean=self.lean)
 
     def _compile(self, graph: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         compiled = compile_fx_inner(graph, inputs, **options)
@@ -114,13 +115,14 @@ class _Rows:
 
     def _probe(self, tensors: list[Tensor], size: int, row: int) -> None:
         """A dimension of times·B may count the batch slowly or fast: what changes with one row of the batch tells."""
+        sums = [_sums(tensor, self.layout[i]) for i, tensor in zip(self.folded, tensors, strict=True)]
         if self.before is None:
-            self.before = tensors
+            self.before = sums
             return
-        for i, now, then in zip(self.folded, tensors, self.before, strict=True):
+        for i, now, then in zip(self.folded, sums, self.before, strict=True):
             layout = self.layout[i]
             assert isinstance(layout, _Batched)  # noqa: S101
-            changed = (now != then).movedim(layout.dim, 0).flatten(1).any(1).nonzero().flatten().tolist()
+            changed = (now != then).nonzero().flatten().tolist()
             slowly = all(place // layout.times == row for place in changed)
             fast = all(place % size == row for place in changed)
             if not (slowly or fast):
@@ -158,6 +160,11 @@ def _gather(
     places = (entries[:, None] * size + rows if layout.fast else rows[:, None] * times + entries).flatten()
     chosen = tensor.new_empty_strided(shape, layout.strides(len(rows)))
     return chosen.copy_(tensor.index_select(dim, places))
+
+
+def _sums(tensor: Tensor, layout: Any) -> Tensor:
+    """A number for each entry of the dimension that holds the batch: enough to see which entries change."""
+    return tensor.movedim(layout.dim, 0).flatten(1).double().sum(1)
 
 
 def _sizes(value: Any) -> Sequence[Any]:

@@ -21,6 +21,8 @@ from ..teacher import Teacher
 
 __all__ = ["CoTTA"]
 
+_MOST_IMAGES = 256  # in one pass of views, where BatchNorm does not tie them together
+
 
 class CoTTA(Adapter):
     """min_θ mean_b −½ Σ p_t log p − ½ Σ p log p_t, where p_t is a teacher's, the moving average of θ.
@@ -88,8 +90,11 @@ class CoTTA(Adapter):
         if confidence(self.logits(x, source)).mean() >= self.threshold:
             return logits
         total = torch.zeros_like(logits)
-        for _ in range(self.views):
-            total += self.logits(self.augment(x, self.generator), teacher)
+        at_once = 1 if self.coupled else max(1, _MOST_IMAGES // len(x))
+        for start in range(0, self.views, at_once):
+            count = min(at_once, self.views - start)
+            views = torch.cat([self.augment(x, self.generator) for _ in range(count)])
+            total += self.logits(views, teacher).view(count, *logits.shape).sum(0)
         refuse_non_finite(x, total)
         return total / self.views
 
