@@ -163,7 +163,7 @@ class Adapter(Stateful, ABC):
         """On the CPU, so that a stream's randomness is the same on every device."""
         self.classes: Tensor | None
         self.register_buffer("classes", _class_index(classes, self.device), persistent=False)
-        self._last_class = -1 if classes is None else max(classes)
+        self.class_list = None if classes is None else [int(c) for c in classes]
 
         self.parameters_adapted = parameters
         self.adapted = tuple(adapted.values())
@@ -374,8 +374,8 @@ class Adapter(Stateful, ABC):
         self.step.forwards += len(logits)
         if self.classes is None:
             return logits
-        if self._last_class >= logits.shape[1]:
-            raise ValueError(f"classes= names class {self._last_class}; the model has {logits.shape[1]} classes")
+        if (last := max(self.class_list or [0])) >= logits.shape[1]:
+            raise ValueError(f"classes= names class {last}; the model has {logits.shape[1]} classes")
         return logits.index_select(1, self.classes)
 
     @contextmanager
@@ -468,7 +468,7 @@ class Adapter(Stateful, ABC):
         if self.engine != Engine():
             arguments.append(f"engine={self.engine!r}")
         if self.classes is not None:
-            arguments.append(f"classes={self.classes.tolist()}")
+            arguments.append(f"classes={self.class_list}")
         return f"{type(self).__name__}({', '.join([*arguments, f'seed={self.seed}'])})"
 
     def _setting(self, name: str) -> Any:

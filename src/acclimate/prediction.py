@@ -155,6 +155,8 @@ class Replay(Prediction):
         if self.adapter.part is not None:
             return self._padded(keep, samples, self.adapter.part.count(samples))
         places = samples.nonzero().squeeze(1)
+        if len(places) == 1 < len(samples) and self.adapter.engine.compiled and not self.adapter.coupled:
+            return self._padded(keep, samples, 2)  # a pass of one row would be compiled by itself
         counts = None if keep.dim() == 1 else keep[places]
         if not len(places):
             return Kept(self.logits[:0], counts, places, any=False)
@@ -164,7 +166,7 @@ class Replay(Prediction):
         """The kept samples, and others up to a fixed number, which do not count."""
         step, places = self.adapter.step, rows_first(samples, rows)
         logits = self._again(self.x[places])
-        more = samples.sum() - rows
+        more = _count(samples) - rows
         step.forwards, step.in_graph = step.forwards + more, step.in_graph + more
         return Kept(logits, keep[places], places, samples.any())
 

@@ -38,7 +38,7 @@ class Snapshot:
 
 
 def optimizer_state(optimizer: Optimizer | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimizer's state, as named tensors and what is left, of plain values."""
+    """An optimizer's state, as named tensors, its own, and what is left, of plain values."""
     if optimizer is None:
         return {}, {}
     packed = optimizer.state_dict()
@@ -46,7 +46,7 @@ def optimizer_state(optimizer: Optimizer | None) -> tuple[dict[str, Tensor], dic
     for index, entry in packed["state"].items():
         for key, value in entry.items():
             if isinstance(value, Tensor):
-                tensors[f"{index}/{key}"] = value.clone()
+                tensors[f"{index}/{key}"] = value
             else:
                 values[f"{index}/{key}"] = value
     return tensors, {"groups": deepcopy(packed["param_groups"]), "values": values}
@@ -59,8 +59,7 @@ def restore_optimizer(optimizer: Optimizer | None, tensors: Mapping[str, Tensor]
     here = {index: optimizer.state.get(p, {}) for index, p in enumerate(_parameters(optimizer))}
     places = {f"{index}/{key}": value for index, state in here.items() for key, value in state.items()}
     if places.keys() == tensors.keys() and all(_alike(places[name], tensors[name]) for name in places):
-        for name, value in tensors.items():
-            places[name].copy_(value)
+        copy_all([places[name] for name in tensors], [*tensors.values()])
         for group, values in zip(optimizer.param_groups, settings["groups"], strict=True):
             group.update({key: deepcopy(value) for key, value in values.items() if key != "params"})
         return
@@ -80,6 +79,25 @@ def _alike(a: Any, b: Tensor) -> bool:
     return isinstance(a, Tensor) and (a.shape, a.dtype) == (b.shape, b.dtype)
 
 
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of all tensors, by one copy for each device and type: a copy for each would cost a launch each."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
+    for name, tensor in tensors.items():
+        kinds.setdefault((tensor.device, tensor.dtype), []).append(name)
+    copied: dict[str, Tensor] = {}
+    for names in kinds.values():
+        flat = torch.cat([tensors[name].detach().flatten() for name in names])
+        parts = torch.split(flat, [tensors[name].numel() for name in names])
+        copied |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
+    return {name: copied[name] for name in tensors}
+
+
+def copy_all(places: list[Tensor], values: list[Tensor]) -> None:
+    """Each value to its place, in few launches."""
+    if places:
+        torch._foreach_copy_(places, [v.to(p.device) for p, v in zip(places, values, strict=True)])
+
+
 def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """A hash of named tensors: names, types, shapes and every byte."""
     digest = hashlib.blake2b(digest_size=16)
@@ -91,7 +109,7 @@ def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 def write(path: str | Path, snapshot: Snapshot, *, method: str, call: str, model: str) -> None:
     """One file, whole or not at all: written beside its place and moved there."""
-    tensors = {name: t.detach().cpu().contiguous() for name, t in snapshot.tensors.items()}
+    tensors = {name: t.cpu().clone() for name, t in snapshot.tensors.items()}  # views of one copy share its memory
     try:
         settings = json.dumps(snapshot.settings)
     except TypeError as error:

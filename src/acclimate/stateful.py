@@ -33,6 +33,7 @@ class Stateful(nn.Module):
     optimizer: Optimizer | None
     generator: Generator
     classes: Tensor | None
+    class_list: list[int] | None
     episodic: ClassVar[bool] = False
     """Parameters and optimizer are as before after every call: there is nothing of them to copy or take back."""
 
@@ -61,8 +62,8 @@ class Stateful(nn.Module):
         self.generator.set_state(parts["generator"]["state"].cpu())
 
     def _restore_parameters(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
-        for name, parameter in self._lasting():
-            parameter.copy_(parts["parameter"][name])
+        lasting = dict(self._lasting())
+        state.copy_all([p.detach() for p in lasting.values()], [parts["parameter"][name] for name in lasting])
 
     def _restore_slots(self, parts: Mapping[str, Mapping[str, Tensor]], slots: Iterable[_Slot]) -> None:
         for name, module, key in slots:
@@ -138,13 +139,12 @@ class Stateful(nn.Module):
     def _copy_state(self) -> Snapshot:
         optimizer, settings = state.optimizer_state(self.optimizer)
         settings["belongs"] = self._belonging()
-        tensors = {f"parameter/{name}": p.detach().clone() for name, p in self._lasting()}
+        tensors: dict[str, Tensor] = {f"parameter/{name}": p for name, p in self._lasting()}
         for name, module, key in self.slots():
             if (value := getattr(module, key)) is not None:
-                tensors[f"state/{name}"] = value.clone()
+                tensors[f"state/{name}"] = value
         tensors |= {f"optimizer/{name}": t for name, t in optimizer.items()}
-        tensors["generator/state"] = self.generator.get_state()
-        return Snapshot(tensors, settings)
+        return Snapshot({**state.copies(tensors), "generator/state": self.generator.get_state()}, settings)
 
     def _lasting(self) -> Iterator[tuple[str, Parameter]]:
         """The parameters whose changes outlast a call."""
@@ -187,7 +187,7 @@ class Stateful(nn.Module):
             "method": type(self).__name__,
             "optimizer": type(self.optimizer).__name__,
             "settings": [sorted(map(str, group)) for group in groups],
-            "classes": None if self.classes is None else self.classes.tolist(),
+            "classes": self.class_list,
         }
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:

@@ -204,7 +204,7 @@ class _Recorded:
         if adapter.coupled and adapter.strategy == "replay-subset":
             return max(count, 1)
         step = max(1, size // _BUCKETS)
-        return min(size, max(1, -(-count // step)) * step)
+        return min(size, max(2, -(-count // step) * step))  # compiled passes are for more than one row
 
     def _told(self, part: Part) -> Tensor:
         """The record of the step, in memory of its own: the next replay writes over the part's."""

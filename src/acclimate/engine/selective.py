@@ -107,7 +107,7 @@ class _Rows:
         size, mask = len(gradient), (gradient != 0).flatten(1).any(1)
         if self.backend.probing is not None:
             self._probe([arguments[i] for i in self.folded], size, self.backend.probing)
-        count = size if self.unknown else self.backend.rows or max(int(mask.sum()), 1)
+        count = size if self.unknown else self.backend.rows or max(int(mask.sum()), 2)  # compiled for more than one
         self.backend.ran_on = count
         if count < size:
             self._gather(arguments, rows_first(mask, count), size)

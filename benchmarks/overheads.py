@@ -1,0 +1,168 @@
+"""What stands around a step: `python -m benchmarks.overheads [--device cuda] [--out FOLDER]`.
+
+Importing the package against importing torch; the first call of a compiled adapter with an empty and with a filled
+cache, in processes of their own; a snapshot, a restore and a save against a step; images read a second by workers.
+Medians, with the spread (first to third quartile). Writes `overheads_DEVICE.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from acclimate import EATA, Engine
+from acclimate.data.folders import ImageFolder, Preprocess
+from acclimate.evaluate import origin
+from acclimate.files import write_text
+from acclimate.models import SmallResNet, SmallViT
+from acclimate.scenarios import drawn
+
+
+def network(name: str) -> tuple[nn.Module, tuple[int, ...]]:
+    """By the name that the table shows."""
+    if name.startswith("small"):
+        return (SmallResNet() if name == "small ResNet" else SmallViT(width=128, depth=6)), (1, 32, 32)
+    import timm
+
+    return timm.create_model({"ResNet-50": "resnet50", "ViT-Base": "vit_base_patch16_224"}[name]), (3, 224, 224)
+
+
+def timed(what: Callable[[], object], device: str, repeats: int) -> dict[str, float]:
+    """In milliseconds."""
+    times = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        what()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - start))
+    low, middle, high = statistics.quantiles(times[1:], n=4)
+    return {"milliseconds": middle, "low": low, "high": high}
+
+
+def imports(repeats: int) -> dict[str, dict[str, float]]:
+    """A fresh interpreter each, in turn."""
+    found: dict[str, list[float]] = {"torch": [], "acclimate": []}
+    for _ in range(repeats + 1):
+        for name, times in found.items():
+            start = time.perf_counter()
+            subprocess.run([sys.executable, "-c", f"import {name}"], check=True)
+            times.append(1e3 * (time.perf_counter() - start))
+    quartiles = {name: statistics.quantiles(times[1:], n=4) for name, times in found.items()}
+    return {name: dict(zip(("low", "milliseconds", "high"), q, strict=True)) for name, q in quartiles.items()}
+
+
+def first_call(name: str, device: str) -> float:
+    """Seconds from a network to its first adapted batch."""
+    torch.manual_seed(0)
+    model, shape = network(name)
+    x = torch.rand(64, *shape, device=device)
+    adapter = EATA(model.to(device).eval(), beta=0, engine="auto")
+    start = time.perf_counter()
+    adapter(x)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def start_up(name: str, device: str) -> dict[str, float]:
+    """With an empty cache, and then with what the first process left there."""
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
+        program = f"from benchmarks.overheads import first_call; print(first_call({name!r}, {device!r}))"
+        seconds = []
+        for _ in range(2):
+            done = subprocess.run(
+                [sys.executable, "-W", "ignore", "-c", program],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            seconds.append(float(done.stdout.split()[-1]))
+    return {"cold_seconds": seconds[0], "cached_seconds": seconds[1]}
+
+
+def state(name: str, device: str, repeats: int) -> dict[str, dict[str, float]]:
+    """A snapshot, a restore, a save, beside a step of the same adapter, in turn."""
+    model, shape = network(name)
+    adapter = EATA(model.to(device).eval(), beta=0, engine=Engine(graphs=device == "cuda"))
+    x = torch.rand(64, *shape, device=device)
+    for _ in range(4):
+        adapter(x)
+    snapshot = adapter.snapshot()
+    with tempfile.TemporaryDirectory() as folder:
+        adapter.save(f"{folder}/state.safetensors")  # the fingerprint is made once
+        return {
+            "step": timed(lambda: adapter(x), device, repeats),
+            "snapshot": timed(adapter.snapshot, device, repeats),
+            "restore": timed(lambda: adapter.restore(snapshot), device, repeats),
+            "save": timed(lambda: adapter.save(f"{folder}/state.safetensors"), device, repeats),
+        }
+
+
+def loading(device: str, images: int) -> list[dict[str, Any]]:
+    """Images a second out of JPEG files: of 224 pixels, as ImageNet-C has them, and photographs to be resized."""
+    from PIL import Image
+
+    found = []
+    generator = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, (width, height) in {"224×224": (224, 224), "500×375, resized": (500, 375)}.items():
+            root = Path(folder) / kind.split(",")[0] / "class"
+            root.mkdir(parents=True)
+            coarse = generator.integers(0, 256, (16, 12, 16, 3), dtype=np.uint8)
+            for i in range(images):
+                picture = Image.fromarray(coarse[i % 16]).resize((width, height), Image.Resampling.BICUBIC)
+                picture.save(root / f"{i}.jpg", quality=90)
+            preprocess = Preprocess(None, None) if width == height else Preprocess(256, 224)
+            domain = ImageFolder(root.parent, preprocess)
+            for workers in sorted({0, 2, 4, 8, max((os.cpu_count() or 2) - 1, 1)}):
+                if workers > (os.cpu_count() or 2):
+                    continue
+                stream = drawn("images", domain, batch_size=64, workers=workers)
+                start = time.perf_counter()
+                count = sum(len(y) for _, y in stream.on(device))
+                spent = time.perf_counter() - start
+                found.append({"files": kind, "workers": workers, "images_per_second": count / spent})
+    return found
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--images", type=int, default=1024, help="files that are read")
+    arguments = parser.parse_args()
+    device = arguments.device
+    names = ("ResNet-50", "ViT-Base") if device == "cuda" else ("small ResNet", "small ViT")
+    result = {
+        "command": f"python -m benchmarks.overheads --device {device}",
+        "origin": origin(torch.device(device)) | {"cores": str(os.cpu_count())},
+        "imports": imports(5),
+        "state": {name: state(name, device, arguments.repeats) for name in names},
+        "loading": loading(device, arguments.images),
+        "start_up": {name: start_up(name, device) for name in names},
+    }
+    print(json.dumps(result, indent=1))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    write_text(arguments.out / f"overheads_{'h200' if device == 'cuda' else 'cpu'}.json", json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
