@@ -29,6 +29,7 @@ from acclimate.evaluate import origin
 from acclimate.files import write_text
 from acclimate.models import SmallResNet, SmallViT
 from acclimate.scenarios import drawn
+from acclimate.stream import Part
 
 
 def network(name: str) -> tuple[nn.Module, tuple[int, ...]]:
@@ -59,7 +60,7 @@ def imports(repeats: int) -> dict[str, dict[str, float]]:
     for _ in range(repeats + 1):
         for name, times in found.items():
             start = time.perf_counter()
-            subprocess.run([sys.executable, "-c", f"import {name}"], check=True)
+            subprocess.run([sys.executable, "-c", f"import {name}"], check=True)  # noqa: S603
             times.append(1e3 * (time.perf_counter() - start))
     quartiles = {name: statistics.quantiles(times[1:], n=4) for name, times in found.items()}
     return {name: dict(zip(("low", "milliseconds", "high"), q, strict=True)) for name, q in quartiles.items()}
@@ -85,7 +86,7 @@ def start_up(name: str, device: str) -> dict[str, float]:
         program = f"from benchmarks.overheads import first_call; print(first_call({name!r}, {device!r}))"
         seconds = []
         for _ in range(2):
-            done = subprocess.run(
+            done = subprocess.run(  # noqa: S603
                 [sys.executable, "-W", "ignore", "-c", program],
                 env=environment,
                 capture_output=True,
@@ -133,7 +134,7 @@ def loading(device: str, images: int) -> list[dict[str, Any]]:
             for workers in sorted({0, 2, 4, 8, max((os.cpu_count() or 2) - 1, 1)}):
                 if workers > (os.cpu_count() or 2):
                     continue
-                stream = drawn("images", domain, batch_size=64, workers=workers)
+                stream = drawn("images", Part(domain), batch_size=64, workers=workers)
                 start = time.perf_counter()
                 count = sum(len(y) for _, y in stream.on(device))
                 spent = time.perf_counter() - start

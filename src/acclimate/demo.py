@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class Demo:
     images: int = 384
     seed: int = 0
     device: str = "cpu"
+    running: Mapping[str, Any] = field(default_factory=dict)
+    """`engine` and `precision`, where they are not to be torch's own."""
 
     corruptions = (
         "gaussian_noise",
@@ -86,12 +88,12 @@ class Demo:
 
     def _adapter(self, network: str, method: str) -> Adapter:
         training, _ = load_digits()
-        arguments: dict[str, Any] = {"seed": self.seed}
+        arguments: dict[str, Any] = {"seed": self.seed} | dict(self.running)
         arguments |= ON_DIGITS.get(method, {})
         if method in KINDS:
             arguments["lr"] = LEARNING_RATES[network][KINDS[method]]
         if method.startswith("eata"):
-            arguments["source"] = training.x[:1000]
+            arguments["source"] = training.x[:1000].to(self.device)
         family = "resnet50" if network == "resnet" else "vit-base"
         return METHODS[method].preset(family, NETWORKS[network]().to(self.device), **arguments)
 
