@@ -16,7 +16,7 @@ compare: $(VENV)/.bench ## every method on a shorter stream of the same digits, 
 	$(BIN)/acclimate compare
 
 test: $(VENV)/.dev lint ## ruff, mypy and pytest
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/ruff check .

@@ -142,6 +142,26 @@ def loading(device: str, images: int) -> list[dict[str, Any]]:
     return found
 
 
+def markdown(path: Path) -> str:
+    """The lines of a page's table: a column a network."""
+    content = json.loads(path.read_text())
+    state, starts = content["state"].values(), content["start_up"].values()
+    imports = {name: times["milliseconds"] / 1e3 for name, times in content["imports"].items()}
+    lines = {
+        "first call, empty cache": [f"{s['cold_seconds']:.0f} s" for s in starts],
+        "first call, filled cache": [f"{s['cached_seconds']:.0f} s" for s in starts],
+        **{
+            what: [f"{s[what]['milliseconds']:.1f} ms" for s in state]
+            for what in ("step", "snapshot", "restore", "save")
+        },
+        **{f"import {name}": [f"{seconds:.1f} s"] * 2 for name, seconds in imports.items()},
+    }
+    for row in content["loading"]:
+        name = f"images read a second, {row['files']}, {row['workers']} workers"
+        lines[name] = [f"{row['images_per_second']:,.0f}"] * 2
+    return "\n".join(f"| {name} | {' | '.join(values)} |" for name, values in lines.items())
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -14,7 +14,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -241,19 +241,36 @@ def batches(
     return found
 
 
-def told(rows: Sequence[Row]) -> str:
-    """The table as people read it."""
-    names = ("network", "method", "strategy", "engine", "precision", "kept", "ms", "spread", "× infer", "img/s", "MB")
-    out = [list(names)]
+NAMES = ("network", "method", "strategy", "engine", "precision", "kept", "ms", "spread", "× infer", "img/s", "MB")
+
+
+def cells(rows: Sequence[Row]) -> list[list[str]]:
+    """The table, a list a line."""
+    out = []
     for row in rows:
         base = [r for r in rows if r.method == "Source" and (r.network, r.engine, r.precision) == _same(row)]
         low, high = row.spread()
-        cells = [row.network, row.method, row.strategy if row.method != "Source" else "", row.engine, row.precision]
-        cells += ["" if row.kept is None else f"{row.kept:.0%}", f"{row.median:.2f}", f"{low:.2f}–{high:.2f}"]
-        cells += [f"{row.median / base[0].median:.2f}", f"{1e3 * row.batch / row.median:,.0f}"]
-        out.append([*cells, "" if row.peak_mb is None else f"{row.peak_mb:,.0f}"])
-    widths = [max(len(line[i]) for line in out) for i in range(len(names))]
+        line = [row.network, row.method, row.strategy if row.method != "Source" else "", row.engine, row.precision]
+        line += ["" if row.kept is None else f"{row.kept:.0%}", f"{row.median:.2f}", f"{low:.2f}–{high:.2f}"]
+        line += [f"{row.median / base[0].median:.2f}", f"{1e3 * row.batch / row.median:,.0f}"]
+        out.append([*line, "" if row.peak_mb is None else f"{row.peak_mb:,.0f}"])
+    return out
+
+
+def told(rows: Sequence[Row]) -> str:
+    """The table as people read it."""
+    out = [list(NAMES), *cells(rows)]
+    widths = [max(len(line[i]) for line in out) for i in range(len(NAMES))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) for line in out)
+
+
+def markdown(path: Path) -> str:
+    """The table of a result file, for a page."""
+    known = {f.name for f in fields(Row)}
+    content = json.loads(path.read_text())["rows"]
+    rows = [Row(**{name: value for name, value in row.items() if name in known}) for row in content]
+    lines = [list(NAMES), ["---"] * 6 + ["---:"] * 5, *cells(rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _same(row: Row) -> tuple[str, str, str]:

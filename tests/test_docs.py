@@ -46,6 +46,14 @@ def test_the_code_in_the_pages_runs(page: str, tmp_path: Path, monkeypatch: pyte
     assert len(names[name]) == count
 
 
+def test_the_cost_of_steps_is_the_committed_result() -> None:
+    from benchmarks import overheads, steps
+
+    page, results = (ROOT / "docs" / "engine.md").read_text(), ROOT / "benchmarks" / "results"
+    assert steps.markdown(results / "steps_cpu.json") in page
+    assert overheads.markdown(results / "overheads_cpu.json") in page
+
+
 def test_the_speeds_are_the_committed_results() -> None:
     page = (ROOT / "docs" / "corruptions.md").read_text()
     gpu, cpu = (

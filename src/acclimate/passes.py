@@ -83,8 +83,8 @@ class Count(nn.Module):
         self.register_buffer("value", torch.zeros((), dtype=torch.int64))
 
     def add(self, number: int) -> None:
-        """Count on."""
-        self.value = self.value + number
+        """Count on, in place: a recorded step knows state by its address."""
+        self.value += number
 
     def __int__(self) -> int:
         return int(self.value)

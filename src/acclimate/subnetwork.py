@@ -140,7 +140,7 @@ class Draw:
         try:
             yield
         finally:
-            self.scales, self.given = None, False
+            self.given = False  # the scales stay: activation checkpoints run branches again, in the backward
 
     @property
     def _device(self) -> torch.device:

@@ -75,9 +75,14 @@ class Part:
 
     def rehearse(self, adapt: Adapt, x: Tensor) -> None:
         """Run `adapt` for nothing: what is compiled for this number of rows is so before it is recorded."""
-        self.sound = torch.zeros(1, dtype=torch.bool, device=x.device)
-        with self._in_place_of(x):
-            adapt(self.adapter, x)
+        self.sound = torch.zeros(1, dtype=torch.bool, device=x.device)  # so that nothing is learned
+        try:
+            with self._in_place_of(x):
+                adapt(self.adapter, x)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError) as error:
+            raise NotRecordableError(str(error)) from error
         self.sound = None
         self.draws.clear()
 
