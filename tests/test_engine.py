@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -277,16 +278,71 @@ def test_parameters_and_logits_stay_in_single_precision(family: str, precision: 
     model = make(family)
     found = {name: (t.dtype, t.stride()) for name, t in model.state_dict().items()}
     adapter = Tent(model, engine=Engine(precision, channels_last=True), lr=LR)
-    before = torch.get_float32_matmul_precision()
     for x in stream():
         assert adapter(x).dtype == torch.float32
-    assert torch.get_float32_matmul_precision() == before
     assert {name: (t.dtype, t.stride()) for name, t in model.state_dict().items()} == found
     expected = Tent(make(family), lr=LR)
     for x in stream():
         expected(x)
     off = max(float((p - q).detach().abs().max()) for p, q in zip(adapter.adapted, expected.adapted, strict=True))
     assert off < (0.02 if precision == "bf16" else 1e-4)
+
+
+@pytest.mark.parametrize("name", ["source", "bn-adapt", "tent", "sar", "memo"])
+@pytest.mark.parametrize("family", ["bn", "gn"])
+def test_norm_layers_that_do_not_adapt_run_in_bfloat16_too(name: str, family: str) -> None:
+    """SAR leaves the last stage alone, MEMO and Source run on the source's statistics."""
+    if (name, family) == ("bn-adapt", "gn"):
+        return
+    case = CASES[name]
+    options = {"parameters": ["stem.1.weight"]} if name in ("tent", "sar") else {}
+    ours, theirs = (case.make(make(family), precision=p, **options) for p in ("bf16", "fp32"))
+    for x in stream(2):
+        a, b = ours(x), theirs(x)
+        assert float((a - b).norm() / b.norm()) < 0.1
+
+
+def test_a_step_that_is_left_out_leaves_momentum_alone() -> None:
+    """Fused SGD allots momentum without writing it; a first step that the condition leaves out must not keep that."""
+    from acclimate.optimizers import only_where
+
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+    for held in (False, True):
+        parameter.grad = torch.full((3,), 2.0)
+        with only_where(torch.tensor(held), optimizer):
+            optimizer.step()
+        expected = 2.0 if held else 0.0
+        assert optimizer.state[parameter]["momentum_buffer"].tolist() == [expected] * 3
+        assert optimizer.param_groups[0]["fused"] is None
+    torch.testing.assert_close(parameter.detach(), torch.full((3,), 0.8))
+
+
+def test_tf32_is_asked_for_inside_a_step_alone() -> None:
+    seen = []
+
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make("ln")
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.backends.cuda.matmul.fp32_precision)
+            return self.net(x)
+
+    before = torch.backends.cuda.matmul.fp32_precision
+    Tent(Looks(), precision="tf32", lr=LR)(stream()[0])
+    assert seen == ["tf32"]
+    assert torch.backends.cuda.matmul.fp32_precision == before
+
+
+def test_a_state_of_another_engine_is_taken_without_a_word(tmp_path: Path) -> None:
+    saved = Tent(make("ln"), precision="bf16", lr=LR)
+    saved(stream()[0])
+    saved.save(tmp_path / "state.safetensors")
+    other = Tent(make("ln"), lr=LR)
+    other.load(tmp_path / "state.safetensors")
+    assert all(torch.equal(p, q) for p, q in zip(saved.adapted, other.adapted, strict=True))
 
 
 def test_held_weights_follow_the_network() -> None:

@@ -1,11 +1,12 @@
 """Adapter: a network that keeps learning from the unlabelled batches it predicts.
 
 A method writes `adapt` and nothing else. It runs the network with `predict`, asks for the logits it wants to learn
-from with `rows`, and takes a step with `update`:
+from with `kept`, and takes a step with `update`:
 
     def adapt(self, x):
         batch = self.predict(x)
-        self.update(entropy=entropy(batch.rows(keep)).mean())
+        kept = batch.kept(entropy(batch.logits) < 1)
+        self.update(when=kept.any, entropy=kept.mean(entropy(kept.logits)))
         return batch.logits
 """
 
@@ -155,7 +156,7 @@ class Adapter(Stateful, ABC):
         self.strategy = self._strategy(strategy)
         self.draw: Draw | None = None
         """The sub-network that passes are of."""
-        self.runner, self.graphs = Runner(self, self.engine), Graphs(self)
+        self.runner, self.graphs = Runner(self), Graphs(self)
         self.part: Part | None = None
         """The part of a step that is being recorded."""
         self.passes = Passes().to(self.device)
@@ -279,9 +280,9 @@ class Adapter(Stateful, ABC):
         """Whether a condition of an update may stay on the device."""
         return self.optimizer is None or can_wait(self.optimizer)
 
-    def settle(self) -> None:
-        """Raise for an earlier batch that was refused, where that is told late."""
-        self.graphs.settle(wait=True)
+    def settle(self, *, discard: bool = False) -> None:
+        """Raise for an earlier batch that was refused, where that is told late; or let bygones be bygones."""
+        self.graphs.settle(wait=True, discard=discard)
 
     def _backward(self, loss: Tensor) -> None:
         if not loss.requires_grad:
@@ -415,9 +416,11 @@ class Adapter(Stateful, ABC):
         """A move, perhaps to another kind of device: what suits it may be another engine."""
         super()._apply(fn, recurse)
         engine, precision, strategy = self._asked
-        self.engine = choose(engine, precision, self.model, self.device)
-        self.strategy = self._strategy(strategy)
-        self.runner, self.graphs = Runner(self, self.engine), Graphs(self)
+        self.engine = choose(engine, precision, self.model, self.device, moved=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # told when it was built
+            self.strategy = self._strategy(strategy)
+        self.runner, self.graphs = Runner(self), Graphs(self)
         return self
 
     def _check(self, x: Tensor, logits: Tensor) -> None:
@@ -427,7 +430,8 @@ class Adapter(Stateful, ABC):
                 f"{tuple(logits.shape)}. Tent, EATA and EATA-C take both"
             )
         if self.part is not None:
-            self.part.sound = soundness(x, logits)
+            sound = soundness(x, logits)
+            self.part.sound = sound if self.part.sound is None else self.part.sound & sound
             return
         refuse_non_finite(x, logits, unit_range=self.unit_range)
         if not self._trusted:
@@ -449,6 +453,10 @@ class Adapter(Stateful, ABC):
 
     def __repr__(self) -> str:
         """The call that makes this adapter."""
+        return self.call(engine=True)
+
+    def call(self, *, engine: bool = False) -> str:
+        """The call that makes this adapter, perhaps without what only says how its passes run."""
         shared = inspect.signature(Adapter.__init__).parameters.keys() | {"source", *self.without}
         classes = [cls for cls in type(self).__mro__ if issubclass(cls, Adapter) and cls is not Adapter]
         own = [p for cls in classes for p in inspect.signature(cls.__init__).parameters.values()]
@@ -462,10 +470,12 @@ class Adapter(Stateful, ABC):
                 named = isinstance(self.parameters_adapted, str)
                 arguments.append(f"parameters={self.parameters_adapted if named else list(self.names)!r}")
             shown = [name for name in ("statistics", "strategy") if name not in self.without]
+            if not engine and self.strategy == "sparse":
+                shown.remove("strategy")
             arguments += [f"{name}={getattr(self, name)!r}" for name in shown]
             if self.detach_statistics:
                 arguments.append("detach_statistics=True")
-        if self.engine != Engine():
+        if engine and self.engine != Engine():
             arguments.append(f"engine={self.engine!r}")
         if self.classes is not None:
             arguments.append(f"classes={self.class_list}")

@@ -239,13 +239,14 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
         forwards += step.forwards
         in_graph += step.in_graph
         backwards += step.backwards
-        kept += step.size * step.kept.float().mean() if step.kept is not None else step.size * step.updated
+        kept += step.size * step.kept.float().mean() if step.kept is not None else step.size * step.taken
         if on_batch is not None:
             if time.perf_counter() - read > 0.5:  # a look at the device, which waits for it
                 accuracy, read = meter.accuracy, time.perf_counter()
             spent += time.perf_counter() - since
             on_batch(moment, accuracy)
             since = time.perf_counter()
+    adapter.settle()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     spent += time.perf_counter() - since

@@ -27,7 +27,8 @@ def start_momentum(optimizer: Optimizer | None) -> None:
         for group in optimizer.param_groups:
             if group["momentum"] and not group["dampening"]:
                 for p in group["params"]:
-                    optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+                    if optimizer.state[p].get("momentum_buffer") is None:
+                        optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
 
 @contextmanager
@@ -40,6 +41,7 @@ def only_where(condition: bool | Tensor, optimizer: Optimizer) -> Iterator[None]
         yield
         return
     assert isinstance(condition, Tensor)  # noqa: S101
+    start_momentum(optimizer)  # a first step that is left out would leave its memory unwritten
     asked = [group["fused"] for group in optimizer.param_groups]
     optimizer.found_inf = 1.0 - condition.float()  # type: ignore[attr-defined]
     for group in optimizer.param_groups:

@@ -113,6 +113,8 @@ class Masked(Prediction):
     def __init__(self, adapter: Adapter, x: Tensor) -> None:
         super().__init__(adapter, x)
         self.graph = adapter.logits(x)
+        self.by_rows = adapter.runner.was_selective
+        """Whether its backward runs on some rows."""
         self.logits = self.graph.detach()
 
     def _all(self) -> Tensor:
@@ -120,7 +122,7 @@ class Masked(Prediction):
         return self.graph
 
     def _some(self, keep: Tensor, samples: Tensor) -> Kept:
-        if self.adapter.part is not None and self.adapter.strategy == "sparse":
+        if self.adapter.part is not None and self.by_rows:
             self.adapter.part.count(samples)
         return Kept(self._all(), keep, None, _any(samples))
 
@@ -136,7 +138,7 @@ class Masked(Prediction):
             return Kept(logits, kept.counts, None, kept.any)
         places = samples.nonzero().squeeze(1)
         adapter.step.in_graph += len(places)
-        logits = adapter.logits(self.x[places])
+        logits = adapter.logits(self.x[places], fresh=True)
         return Kept(logits, None if kept.counts.dim() == 1 else kept.counts[places], places, kept.any)
 
 
@@ -164,7 +166,9 @@ class Replay(Prediction):
 
     def _padded(self, keep: Tensor, samples: Tensor, rows: int) -> Kept:
         """The kept samples, and others up to a fixed number, which do not count."""
-        step, places = self.adapter.step, rows_first(samples, rows)
+        step, draw, places = self.adapter.step, self.adapter.draw, rows_first(samples, rows)
+        if draw is not None and self.adapter.part is None:
+            draw.real = int(samples.sum())
         logits = self._again(self.x[places])
         more = _count(samples) - rows
         step.forwards, step.in_graph = step.forwards + more, step.in_graph + more

@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.optim import Optimizer
 
 from ._version import __version__
@@ -95,7 +96,8 @@ def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def copy_all(places: list[Tensor], values: list[Tensor]) -> None:
     """Each value to its place, in few launches."""
     if places:
-        torch._foreach_copy_(places, [v.to(p.device) for p, v in zip(places, values, strict=True)])
+        with _unsafe_preserve_version_counter(tuple(places)):  # recorded steps live through a restore
+            torch._foreach_copy_(places, [v.to(p.device) for p, v in zip(places, values, strict=True)])
 
 
 def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:

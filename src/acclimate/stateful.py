@@ -54,6 +54,7 @@ class Stateful(nn.Module):
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot. What follows is, bit for bit, what followed it before."""
         self.remember_source()
+        self.settle(discard=True)
         parts = _parts(snapshot.tensors)
         self._check_fit(parts, snapshot.settings)
         restore_optimizer(self.optimizer, parts["optimizer"], snapshot.settings)
@@ -98,12 +99,12 @@ class Stateful(nn.Module):
 
     def save(self, path: str | Path) -> None:
         """Write the state to one safetensors file: what has changed, not the network. Whole or not at all."""
-        state.write(path, self.snapshot(), method=type(self).__name__, call=repr(self), model=self.fingerprint())
+        state.write(path, self.snapshot(), method=type(self).__name__, call=self.call(), model=self.fingerprint())
 
     def load(self, path: str | Path) -> None:
         """Go on from a saved state. A file of another model, method or version, or a damaged one, changes nothing."""
         snapshot, call = state.read(path, method=type(self).__name__, model=self.fingerprint())
-        own = repr(self)
+        own = self.call()
         self.restore(snapshot)
         if call != own:
             warnings.warn(
@@ -133,8 +134,12 @@ class Stateful(nn.Module):
             self._source = self._copy_state()
         return self._source
 
-    def settle(self) -> None:
-        """Raise for an earlier batch that was refused, where that is told late."""
+    def call(self) -> str:
+        """What made it, as text."""
+        return repr(self)
+
+    def settle(self, *, discard: bool = False) -> None:
+        """Raise for an earlier batch that was refused, where that is told late; or let bygones be bygones."""
 
     def _copy_state(self) -> Snapshot:
         optimizer, settings = state.optimizer_state(self.optimizer)

@@ -109,6 +109,7 @@ class Draw:
         self.count = 0
         self.scales: Tensor | None = None  # (B, branches): 0 where a sample's branch is left out, else 1/(1 − r)
         self.given = False
+        self.real: int | None = None  # how many samples of the next batch count, where not all do
         self.stays: list[bool] = []
 
     def __call__(self, _: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
@@ -125,7 +126,11 @@ class Draw:
     def scales_for(self, x: Tensor) -> Tensor:
         """A draw for a batch, on its device."""
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        return self.scales_of(len(x)).to(x.device, dtype, non_blocking=True)
+        scales = self.scales_of(len(x) if self.real is None else self.real)
+        if self.real is not None:  # what was added to fill up a batch draws nothing
+            scales = torch.cat([scales, scales.new_ones(len(x) - self.real, len(self.rates))])
+            self.real = None
+        return scales.to(x.device, dtype, non_blocking=True)
 
     def scales_of(self, count: int) -> Tensor:
         """A draw for so many samples."""

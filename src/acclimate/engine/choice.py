@@ -25,7 +25,7 @@ class Engine:
         lean: a compiled backward computes norm layers and activations again instead of saving them: about half the
             memory for a ResNet, for some more time.
         graphs: steps without a branch on data are recorded as CUDA graphs and replayed. NaN in a batch is then told
-            with the next call; the batch is refused at once all the same.
+            with a later call; the batch is refused at once all the same.
     """
 
     precision: Precision = "fp32"
@@ -40,7 +40,12 @@ class Engine:
 
 
 def choose(
-    engine: Engine | Literal["eager", "auto"], precision: Precision | None, model: nn.Module, device: torch.device
+    engine: Engine | Literal["eager", "auto"],
+    precision: Precision | None,
+    model: nn.Module,
+    device: torch.device,
+    *,
+    moved: bool = False,
 ) -> Engine:
     """The engine that is asked for, on this device."""
     if isinstance(engine, Engine):
@@ -52,6 +57,8 @@ def choose(
         chosen = Engine(_best(device), channels_last=convolves, compiled=True, graphs=device.type == "cuda")
     else:
         raise ValueError(f'engine={engine!r}: expected "eager", "auto" or an acclimate.Engine')
+    if moved and device.type != "cuda":
+        chosen = replace(chosen, graphs=False)
     if chosen.graphs and device.type != "cuda":
         raise ValueError(f"engine={engine!r} records CUDA graphs, and the model is on {device}")
     if device.type == "cpu" and any(isinstance(m, nn.GroupNorm) for m in model.modules()):
@@ -60,4 +67,4 @@ def choose(
 
 
 def _best(device: torch.device) -> Precision:
-    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"

@@ -14,11 +14,12 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from ..network import DivergenceError, refuse_non_finite
 from ..passes import Step, Uncertainty
-from ..selection import Selector
+from ..selection import Scaled, Selector
 
 if TYPE_CHECKING:
     from ..adapter import Adapter
@@ -43,7 +44,8 @@ def recordable(adapt: Adapt) -> Adapt:
 
     @wraps(adapt)
     def run(self: Adapter, x: Tensor) -> Tensor:
-        return self.graphs(adapt, x) if self.engine.graphs and x.is_cuda else adapt(self, x)
+        recording = self.part is not None  # by the adapt of a class below
+        return self.graphs(adapt, x) if self.engine.graphs and x.is_cuda and not recording else adapt(self, x)
 
     return run
 
@@ -70,6 +72,7 @@ class Part:
         self.report: Tensor | None = None
         """Those flags, and how many samples are kept."""
         self.draws: list[tuple[Draw, Tensor]] = []
+        self.drawn = 0
         self.space: Tensor = first.space if first is not None else torch.empty(0)
         """For draws: memory that no recorded operation writes to."""
 
@@ -83,17 +86,17 @@ class Part:
             raise
         except (RuntimeError, ValueError) as error:
             raise NotRecordableError(str(error)) from error
-        self.sound = None
+        self.sound, self.drawn = None, 0
         self.draws.clear()
 
-    def record(self, adapt: Adapt, x: Tensor, pool: Any) -> None:
+    def record(self, adapt: Adapt, x: Tensor, pool: Any, stream: torch.cuda.Stream) -> None:
         """Run `adapt` for the record: nothing is executed, and no state changes."""
         adapter = self.adapter
         try:
             with (
                 self._in_place_of(x) as found,
                 torch.compiler.set_stance("fail_on_recompile"),
-                torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"),
+                torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
             ):
                 try:
                     self.logits = adapt(adapter, x)
@@ -146,7 +149,10 @@ class Part:
         """Where a sub-network's draw is written before each replay."""
         if self.rows is None or draw.per == "batch":
             raise NotRecordableError('a sub-network is drawn per="batch", or of the whole batch')
-        scales = self.space[: len(x) * len(draw.rates)].view(len(x), len(draw.rates))
+        start, self.drawn = self.drawn, self.drawn + len(x) * len(draw.rates)
+        if self.drawn > len(self.space):
+            raise NotRecordableError("a step has more than one sub-network")
+        scales = self.space[start : self.drawn].view(len(x), len(draw.rates))
         self.draws.append((draw, scales))
         return scales
 
@@ -175,18 +181,19 @@ class Part:
 class _Recorded:
     """A step for one shape of batch."""
 
-    def __init__(self, adapter: Adapter, adapt: Adapt, x: Tensor, pool: Any) -> None:
-        self.adapter, self.adapt, self.pool = adapter, adapt, pool
+    def __init__(self, adapter: Adapter, adapt: Adapt, x: Tensor, pool: Any, stream: torch.cuda.Stream) -> None:
+        self.adapter, self.adapt, self.pool, self.stream = adapter, adapt, pool, stream
         self.x = torch.empty_like(x)
         self.first = Part(adapter)
         if (depth := getattr(adapter, "depth", None)) is not None:
             dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
             self.first.space = torch.zeros(len(x) * len(depth.branches), device=x.device, dtype=dtype)
-        self.first.record(adapt, self.x, pool)
+        self.first.record(adapt, self.x, pool, stream)
         self.seconds: dict[int, Part] = {}
 
     def __call__(self, x: Tensor) -> Tensor:
-        self.x.copy_(x)
+        with _unsafe_preserve_version_counter(self.x):  # a first part may have saved it
+            self.x.copy_(x)
         self.first.replay()
         if self.first.report is None:
             return self._told(self.first)
@@ -198,7 +205,7 @@ class _Recorded:
         if rows not in self.seconds:
             part = Part(self.adapter, rows, self.first)
             part.rehearse(self.adapt, self.x)
-            part.record(self.adapt, self.x, self.pool)
+            part.record(self.adapt, self.x, self.pool, self.stream)
             self.seconds[rows] = part
         self.seconds[rows].replay(count)
         return self._told(self.seconds[rows])
@@ -216,6 +223,8 @@ class _Recorded:
         live, recorded = self.adapter.step, part.step
         for name in ("forwards", "backwards", "in_graph", "taken", "kept", "counts"):
             setattr(live, name, _own(getattr(recorded, name)))
+        if part.sound is not None:  # what was refused is not counted
+            live.forwards = live.forwards * part.sound.all()
         live.losses = {name: term.clone() for name, term in recorded.losses.items()}
         if recorded.opinions is not None:
             live.opinions = Uncertainty(*(o.clone() for o in recorded.opinions))
@@ -229,9 +238,12 @@ class Graphs:
         self.adapter = adapter
         self.off = False
         self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
         self._seen: dict[Hashable, int] = {}
         self._steps: dict[Hashable, _Recorded] = {}
         self._places: tuple[Hashable, ...] = ()
+        self._slots: list[tuple[nn.Module, str]] = []
+        self._selectors: list[Selector] = []
         self._refused: Tensor | None = None  # batches, for their images and for their logits
         self._report: Tensor | None = None  # the same in the host's memory, a little later
         self._told = [0, 0]
@@ -240,15 +252,17 @@ class Graphs:
         """A step: replayed; recorded first; or, while it warms up, as it is."""
         key = (x.shape, x.dtype, x.stride())
         self._seen[key] = self._seen.get(key, 0) + 1
-        if self.off or self._seen[key] <= _WARM_UP:
+        crowded = key not in self._steps and len(self._steps) >= _MOST
+        if self.off or crowded or self._seen[key] <= _WARM_UP:
             return self._plainly(adapt, x)
         if self._places != (places := (*self._addresses(),)):
             self._steps.clear()
-            self._places = places
+            self._places, self._pool = places, None
         try:
-            if key not in self._steps:
-                self._steps[key] = self._record(adapt, x)
-            logits = self._steps[key](x)
+            with torch.cuda.device(x.device):
+                if key not in self._steps:
+                    self._steps[key] = self._record(adapt, x)
+                logits = self._steps[key](x)
         except NotRecordableError as error:
             self.off = True
             self._steps.clear()
@@ -273,7 +287,7 @@ class Graphs:
         images, logits = sound.logical_not().unbind()
         self._refused += torch.stack([images, logits & ~images])
 
-    def settle(self, *, wait: bool = False) -> None:
+    def settle(self, *, wait: bool = False, discard: bool = False) -> None:
         """Raise for an earlier batch that was refused, as soon as the host can know without waiting."""
         if self._report is None:
             return
@@ -281,6 +295,8 @@ class Graphs:
             torch.cuda.synchronize(self.adapter.device)
         found, told = self._report.tolist(), self._told
         self._told = found
+        if discard:
+            return
         if found[0] > told[0]:
             raise ValueError(
                 "NaN or infinity in the images of an earlier batch: that batch was refused, and nothing was learned "
@@ -299,20 +315,24 @@ class Graphs:
         if not self.adapter.can_wait:
             name = type(self.adapter.optimizer).__name__
             raise NotRecordableError(f"{name} cannot leave a step out by itself, as plain SGD can")
-        if len(self._steps) >= _MOST:
-            self._steps.clear()
+        self.adapter.runner.weights()  # copies are made anew here, not as part of the record
         if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        if self._stream is None:
             if quieten := getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None):
                 quieten(False)  # recorded graphs live on a stream of their own, on purpose
-            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(x.device)  # type: ignore[no-untyped-call]
+            self._slots = [(module, key) for _, module, key in self.adapter.slots()]
+            self._selectors = [m for m in self.adapter.modules() if isinstance(m, Selector)]
             self._refused = torch.zeros(2, dtype=torch.int64, device=x.device)
             self._report = torch.zeros(2, dtype=torch.int64, pin_memory=True)
-        return _Recorded(self.adapter, adapt, x, self._pool)
+        return _Recorded(self.adapter, adapt, x, self._pool, self._stream)
 
     def _plainly(self, adapt: Adapt, x: Tensor) -> Tensor:
         """A step as it is; its state stays where it was, which is where recorded steps have it."""
         found = {name: getattr(module, key) for name, module, key in self.adapter.slots()}
-        logits = adapt(self.adapter, x)
+        with _unsafe_preserve_version_counter(self.adapter.adapted):  # recorded steps live through it
+            logits = adapt(self.adapter, x)
         for name, module, key in self.adapter.slots():
             old, new = found[name], getattr(module, key)
             if old is not None and new is not None and new is not old and old.shape == new.shape:
@@ -322,10 +342,12 @@ class Graphs:
     def _addresses(self) -> Iterator[Hashable]:
         """What a recorded step has by address or by value, and would not notice a change of."""
         adapter = self.adapter
-        for _, module, key in adapter.slots():
+        for module, key in self._slots or [(module, key) for _, module, key in adapter.slots()]:
             value = getattr(module, key)
             yield None if value is None else value.data_ptr()
         yield sum(p._version for p in adapter.frozen.values())
+        for holder in (adapter, *self._selectors):
+            yield from ((k, v) for k, v in vars(holder).items() if isinstance(v, (int, float, str, Scaled)))
         if adapter.optimizer is not None:
             for group in adapter.optimizer.param_groups:
                 yield tuple((k, v) for k, v in group.items() if k != "params")

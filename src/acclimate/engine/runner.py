@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..parameters import norm_parameters
 from .choice import Engine
 from .graphs import Part
 
@@ -66,12 +67,15 @@ class Call:
 class Runner:
     """Runs the passes of one adapter."""
 
-    def __init__(self, adapter: Adapter, engine: Engine) -> None:
-        self.adapter, self.engine = adapter, engine
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self.was_selective = False
+        """Whether the backward of the last pass runs on some rows."""
+        self._plain = False
         self._compiled: dict[Hashable, CompiledPass | None] = {}  # None: it runs eagerly
         self._by_size: set[Hashable] = set()  # passes that are compiled for each batch size
         self._held: dict[str, Tensor] = {}
-        self._versions: tuple[int, ...] = ()
+        self._versions: tuple[tuple[int, int], ...] = ()
         self._told = False
 
     def __call__(
@@ -91,7 +95,8 @@ class Runner:
         if self.engine.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         adapter, draw = self.adapter, self.adapter.draw
-        tensors = {**self._weights(), **(parameters or {})}
+        self.was_selective = False
+        tensors = {**self.weights(), **(parameters or {})}
         with self._autocast(x.device):
             if draw is not None and (adapter.part is not None or draw.per == "sample"):
                 scales = draw.scales_for(x) if adapter.part is None else adapter.part.scales_for(draw, x)
@@ -99,8 +104,9 @@ class Runner:
             if not self.engine.compiled or (draw is not None and draw.per == "batch"):
                 return self._eagerly(Call(kind, body, x, tensors, given, 0, fresh=fresh, selective=False))
             apart = not adapter.coupled or adapter.detach_statistics
-            selective = adapter.strategy == "sparse" and apart and draw is None and len(x) > 1
+            selective = adapter.strategy == "sparse" and apart and draw is None and len(x) > 3
             selective = selective and torch.is_grad_enabled() and not x.requires_grad
+            kind = f"{kind} {adapter.statistics} {adapter.detach_statistics}"
             return self._compiledly(
                 Call(kind, body, x, tensors, given, int(draw is not None), fresh=fresh, selective=selective)
             )
@@ -126,11 +132,13 @@ class Runner:
     def gradients(self, loss: Tensor, part: Part) -> list[Tensor]:
         """∂loss/∂θ of the adapted parameters, as part of a recorded step; a selective backward on its rows alone."""
         backends = self._backends()
-        again = bool(backends) and part.first is not None  # the first part's activations serve every second one
+        again = (
+            part.first is not None and self.adapter.strategy == "sparse"
+        )  # the first part's activations serve every second one
         for backend in backends:
             backend.rows = part.rows
         try:
-            with _repeatable() if again else nullcontext():
+            with self.adapter.normalising(self.adapter.step.size), _repeatable() if again else nullcontext():
                 return [
                     *torch.autograd.grad(
                         loss, self.adapter.adapted, retain_graph=again, allow_unused=True, materialize_grads=True
@@ -141,7 +149,7 @@ class Runner:
                 backend.rows = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Runner:
-        return Runner(memo[id(self.adapter)], self.engine)
+        return Runner(memo[id(self.adapter)])
 
     @contextmanager
     def precise(self) -> Iterator[None]:
@@ -149,21 +157,28 @@ class Runner:
         if self.engine.precision != "tf32":
             yield
             return
-        found = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high")
+        matmul: Any = torch.backends.cuda.matmul
+        setting, value = ("fp32_precision", "tf32") if hasattr(matmul, "fp32_precision") else ("allow_tf32", True)
+        found = getattr(matmul, setting)
+        setattr(matmul, setting, value)
         try:
             yield
         finally:
-            torch.set_float32_matmul_precision(found)
+            setattr(matmul, setting, found)
 
     @contextmanager
     def plainly(self) -> Iterator[None]:
         """Passes inside run eagerly in the network's own precision: for what is done once and should be exact."""
-        found, self.engine = self.engine, Engine()
+        self._plain = True
         try:
             yield
         finally:
-            self.engine = found
+            self._plain = False
+
+    @property
+    def engine(self) -> Engine:
+        """The adapter's."""
+        return Engine() if self._plain else self.adapter.engine
 
     # Inside -------------------------------------------------------------------------------------------------------
 
@@ -190,6 +205,7 @@ class Runner:
         if compiled.size not in (None, len(call.x)):
             self._by_size.add(key)
             return self._compiledly(call)
+        self.was_selective = compiled.backend is not None
         try:
             return compiled(call.x, call.given, self._every(call))
         except torch._dynamo.exc.TorchDynamoException as error:  # at another batch size, compiled anew
@@ -231,7 +247,9 @@ class Runner:
         self._agree(logits.detach(), expected, "logits")
         if compiled.backend is None:
             return
+        del logits  # one graph at a time
         self._probe(compiled, call)
+        logits = compiled(call.x, call.given, self._every(call))[0]
         weights = torch.linspace(0.5, 1.5, logits.numel(), device=logits.device, dtype=logits.dtype).view_as(logits)
         some = torch.arange(len(logits), device=logits.device) % 3 == 1
         weights = weights * some.view(-1, *[1] * (logits.dim() - 1))
@@ -281,18 +299,21 @@ class Runner:
         model = self.adapter.model
         return {**dict(model.named_parameters()), **dict(model.named_buffers()), **call.tensors}
 
-    def _weights(self) -> dict[str, Tensor]:
-        """Copies of the weights that do not adapt, in the engine's precision and layout, renewed when those change."""
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of the weights that do not adapt, in the engine's precision and layout, renewed when those change.
+
+        Norm layers keep theirs: torch has them in the precision of their statistics.
+        """
         bf16, last = self.engine.precision == "bf16", self.engine.channels_last
         if not (bf16 or last):
             return {}
         frozen = self.adapter.frozen
-        versions = tuple(p._version for p in frozen.values())
+        versions = tuple((p.data_ptr(), p._version) for p in frozen.values())
         if versions != self._versions:
-            self._versions = versions
+            self._versions, norms = versions, norm_parameters(self.adapter.model)
             self._held = {
                 name: p.detach().to(
-                    dtype=torch.bfloat16 if bf16 and p.dtype == torch.float32 else p.dtype,
+                    dtype=torch.bfloat16 if bf16 and p.dtype == torch.float32 and name not in norms else p.dtype,
                     memory_format=torch.channels_last if last and p.dim() == 4 else torch.preserve_format,
                 )
                 for name, p in frozen.items()
