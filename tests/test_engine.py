@@ -85,8 +85,8 @@ def test_compiled_passes_do_what_eager_ones_do(name: str, family: str) -> None:
     ours, theirs = adapter_of(name, family, engine=COMPILED), adapter_of(name, family)
     sizes = batches() if (name, family) in SHORT else batches()[:2]
     agree(ours, theirs, sizes, rtol=1e-6 if name == "tea" else RTOL)  # whose noise grows through its passes
-    assert ours.runner.compiled_passes > 0, "nothing was compiled"
-    assert ours.runner.eager_passes == 0
+    assert ours.runner.compiler.compiled_passes > 0, "nothing was compiled"
+    assert ours.runner.compiler.eager_passes == 0
 
 
 @pytest.mark.slow
@@ -94,8 +94,8 @@ def test_compiled_passes_do_what_eager_ones_do(name: str, family: str) -> None:
 def test_and_so_do_those_of_inductor(name: str, family: str) -> None:
     ours = adapter_of(name, family, engine=COMPILED)
     agree(ours, adapter_of(name, family), batches())
-    assert ours.runner.eager_passes == 0
-    assert ours.runner.selective_passes == (name == "eta")
+    assert ours.runner.compiler.eager_passes == 0
+    assert ours.runner.compiler.selective_passes == (name == "eta")
 
 
 @pytest.mark.usefixtures("without_code")
@@ -126,7 +126,7 @@ def test_a_selective_backward_runs_on_the_kept_rows_alone() -> None:
     seen = []
     for x in stream(6):
         adapter(x)
-        (backend,) = adapter.runner._backends()
+        (backend,) = adapter.runner.compiler.backends()
         seen.append(int(adapter.last.backwards))
         assert backend.ran_on == max(seen[-1], 2)
     assert len(set(seen)) > 1
@@ -179,7 +179,7 @@ def test_networks_of_other_libraries_can_be_sparse(network: str) -> None:
     xs = [torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(i)).double() for i in range(3)]
     ours, theirs = (ETA(copy.deepcopy(model).double(), margin=0.99, lr=LR, strategy=s) for s in ("sparse", "masked"))
     agree(ours, theirs, xs)
-    assert ours.runner.selective_passes == 1
+    assert ours.runner.compiler.selective_passes == 1
 
 
 # Falling back ----------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def test_what_cannot_be_compiled_runs_eagerly_with_one_warning() -> None:
 def test_a_network_that_fixes_its_batch_size_is_compiled_for_each() -> None:
     ours = Tent(FixesItsBatch().double(), engine=COMPILED, lr=LR)
     agree(ours, Tent(FixesItsBatch().double(), lr=LR), batches())
-    assert ours.runner.eager_passes == 0
+    assert ours.runner.compiler.eager_passes == 0
 
 
 @pytest.mark.usefixtures("without_code")
@@ -232,7 +232,7 @@ def test_a_wrong_gradient_is_found_at_start_up(monkeypatch: pytest.MonkeyPatch) 
     ours = ETA(make("gn").double(), strategy="sparse", lr=LR)
     with pytest.warns(UserWarning, match="gradients of a selective backward differ"):
         agree(ours, ETA(make("gn").double(), lr=LR), batches())
-    assert ours.runner.selective_passes == 0
+    assert ours.runner.compiler.selective_passes == 0
 
 
 @pytest.mark.usefixtures("without_code")
@@ -241,7 +241,7 @@ def test_a_poisoned_first_batch_is_refused_and_the_next_one_is_compiled() -> Non
     with pytest.raises(ValueError, match="NaN or infinity in 8 of 8 images"):
         ours(torch.full((8, 3, 16, 16), torch.nan))
     ours(stream()[0])
-    assert ours.runner.selective_passes == 1
+    assert ours.runner.compiler.selective_passes == 1
 
 
 # Choices ---------------------------------------------------------------------------------------------

@@ -12,11 +12,10 @@ from with `kept`, and takes a step with `update`:
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias, TypedDict
@@ -28,16 +27,18 @@ from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 from typing_extensions import Self
 
+from .description import call_of
 from .engine import Engine, Graphs, Part, Precision, Runner, choose
+from .learner import Learner
 from .network import check_images, read_logits, refuse_non_finite, refuse_probabilities, soundness
 from .norm import Normalisation
-from .optimizers import can_wait, only_where, start_momentum
+from .optimizers import start_momentum
 from .parameters import Parameters, choose_parameters
 from .passes import Passes, Step
 from .prediction import STRATEGIES, Prediction, Strategy
 from .presets import hyper_parameters
-from .stateful import Stateful
-from .subnetwork import Draw
+from .selection import Selector
+from .subnetwork import Draw, StochasticDepth
 
 __all__ = ["Adapter", "Options", "Running"]
 
@@ -64,7 +65,7 @@ class Options(Running, total=False):
     strategy: Strategy | None
 
 
-class Adapter(Stateful, ABC):
+class Adapter(Learner, ABC):
     """Wraps a network that returns logits: `logits = adapter(x)` predicts x, then learns from it.
 
     The network is left as it was found. After a call only the adapted parameters' values differ, and `reset()` takes
@@ -154,6 +155,10 @@ class Adapter(Stateful, ABC):
         self._asked = engine, precision, strategy
         self.engine = choose(engine, precision, model, self.device)
         self.strategy = self._strategy(strategy)
+        self.select: Selector | None = None
+        """S(x), of methods that select by it."""
+        self.depth: StochasticDepth | None = None
+        """Where sub-networks leave branches out, of methods that have some."""
         self.draw: Draw | None = None
         """The sub-network that passes are of."""
         self.runner, self.graphs = Runner(self), Graphs(self)
@@ -240,72 +245,9 @@ class Adapter(Stateful, ABC):
         self._check(x, logits)
         return logits
 
-    def update(self, *, when: bool | Tensor = True, **terms: Tensor) -> None:
-        """One optimizer step on the sum of the loss's terms, `when` there is anything to learn from."""
-        if (when := self._foreseen(when)) is not False:
-            self.descend(self.gradients(torch.stack([*terms.values()]).sum()), when=when, **terms)
-
-    def gradients(self, loss: Tensor) -> list[Tensor]:
-        """∂loss/∂θ of the adapted parameters; nought where one is not used."""
-        if self.part is not None:
-            return self.runner.gradients(loss, self.part)
-        with self._own_gradients():
-            self._backward(loss)
-            return [p.grad for p in self.adapted if p.grad is not None]
-
-    def descend(self, gradients: Sequence[Tensor], *, when: bool | Tensor = True, **terms: Tensor) -> None:
-        """One optimizer step by given gradients, those of the loss's terms, `when` there is anything to learn from."""
-        if self.optimizer is None:
-            raise TypeError(f"{type(self).__name__} was built without parameters to adapt")
-        if (when := self._foreseen(when)) is False:
-            return
-        with self._own_gradients():
-            for p, gradient in zip(self.adapted, gradients, strict=True):
-                p.grad = gradient
-            with only_where(when, self.optimizer):
-                self.optimizer.step()
-        self.step.taken = when
-        self.step.losses = {name: term.detach() for name, term in terms.items()}
-
-    def _foreseen(self, when: bool | Tensor) -> bool | Tensor:
-        """A condition on the device is left there where the optimizer can mind it itself."""
-        if self.part is not None:
-            return self.part.holds(when)
-        if isinstance(when, Tensor) and (when.device.type == "cpu" or not self.can_wait):
-            return bool(when)
-        return when
-
-    @property
-    def can_wait(self) -> bool:
-        """Whether a condition of an update may stay on the device."""
-        return self.optimizer is None or can_wait(self.optimizer)
-
     def settle(self, *, discard: bool = False) -> None:
         """Raise for an earlier batch that was refused, where that is told late; or let bygones be bygones."""
         self.graphs.settle(wait=True, discard=discard)
-
-    def _backward(self, loss: Tensor) -> None:
-        if not loss.requires_grad:
-            raise RuntimeError(
-                "the logits carry no gradient: does the model's forward use torch.no_grad() or detach()?"
-            )
-        with self.normalising(self.step.size):  # activation checkpoints run the forward again in here
-            loss.backward()  # type: ignore[no-untyped-call]
-        for p in self.adapted:
-            if p.grad is None:  # in a branch that was left out: momentum goes on as if its gradient were nought
-                p.grad = torch.zeros_like(p)
-
-    @contextmanager
-    def _own_gradients(self) -> Iterator[None]:
-        """`.grad` of the adapted parameters is ours inside, and the user's again after."""
-        found = [p.grad for p in self.adapted]
-        for p in self.adapted:
-            p.grad = None
-        try:
-            yield
-        finally:
-            for p, grad in zip(self.adapted, found, strict=True):
-                p.grad = grad
 
     def logits(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None, *, fresh: bool = False) -> Tensor:
         """One pass of the full network, normalised as the method has it, perhaps with other parameters.
@@ -324,30 +266,6 @@ class Adapter(Stateful, ABC):
         self.step.backwards = self.step.backwards + len(x)
         self.step.in_graph += len(x)
         return self.logits(x)
-
-    @contextmanager
-    def fixed(self) -> Iterator[None]:
-        """No gradient for the parameters, for passes that differentiate by the images alone."""
-        for p in self.adapted:
-            p.requires_grad_(False)
-        try:
-            yield
-        finally:
-            for p in self.adapted:
-                p.requires_grad_(True)
-
-    @contextmanager
-    def episode(self) -> Iterator[None]:
-        """What is learned inside is forgotten at its end: parameters and optimizer are as before."""
-        found = [p.detach().clone() for p in self.adapted]
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for p, before in zip(self.adapted, found, strict=True):
-                    p.copy_(before)
-            if self.optimizer is not None:
-                self.optimizer.state.clear()
 
     @property
     def coupled(self) -> bool:
@@ -378,21 +296,6 @@ class Adapter(Stateful, ABC):
         if (last := max(self.class_list or [0])) >= logits.shape[1]:
             raise ValueError(f"classes= names class {last}; the model has {logits.shape[1]} classes")
         return logits.index_select(1, self.classes)
-
-    @contextmanager
-    def learning(self) -> Iterator[None]:
-        """Gradients for the adapted parameters and for no other, whatever mode the caller is in."""
-        found = [p for p in self.frozen.values() if p.requires_grad], [p for p in self.adapted if not p.requires_grad]
-        with torch.inference_mode(False), torch.enable_grad():
-            for change in found:
-                for p in change:
-                    p.requires_grad_(not p.requires_grad)
-            try:
-                yield
-            finally:
-                for change in found:
-                    for p in change:
-                        p.requires_grad_(not p.requires_grad)
 
     # Inside -------------------------------------------------------------------------------------------------------
 
@@ -453,44 +356,11 @@ class Adapter(Stateful, ABC):
 
     def __repr__(self) -> str:
         """The call that makes this adapter."""
-        return self.call(engine=True)
+        return call_of(self, engine=True)
 
-    def call(self, *, engine: bool = False) -> str:
-        """The call that makes this adapter, perhaps without what only says how its passes run."""
-        shared = inspect.signature(Adapter.__init__).parameters.keys() | {"source", *self.without}
-        classes = [cls for cls in type(self).__mro__ if issubclass(cls, Adapter) and cls is not Adapter]
-        own = [p for cls in classes for p in inspect.signature(cls.__init__).parameters.values()]
-        names = dict.fromkeys(p.name for p in own if p.kind is p.KEYWORD_ONLY and p.name not in shared)
-        if "select" in names:  # which says it all
-            names = {name: None for name in names if name not in ("margin", "epsilon")}
-        arguments = [type(self.model).__name__, *(f"{name}={self._setting(name)!r}" for name in names)]
-        if self.optimizer is not None:
-            arguments.append(f"optimizer={_describe(self.optimizer)}")
-            if self.parameters_adapted != self.default_parameters:
-                named = isinstance(self.parameters_adapted, str)
-                arguments.append(f"parameters={self.parameters_adapted if named else list(self.names)!r}")
-            shown = [name for name in ("statistics", "strategy") if name not in self.without]
-            if not engine and self.strategy == "sparse":
-                shown.remove("strategy")
-            arguments += [f"{name}={getattr(self, name)!r}" for name in shown]
-            if self.detach_statistics:
-                arguments.append("detach_statistics=True")
-        if engine and self.engine != Engine():
-            arguments.append(f"engine={self.engine!r}")
-        if self.classes is not None:
-            arguments.append(f"classes={self.class_list}")
-        return f"{type(self).__name__}({', '.join([*arguments, f'seed={self.seed}'])})"
-
-    def _setting(self, name: str) -> Any:
-        """An argument's value; where a method of the adapter has its name, it is kept with an underscore."""
-        return getattr(self, f"{name}_" if hasattr(self, f"{name}_") else name)
-
-
-def _describe(optimizer: Optimizer) -> str:
-    usual = {name: p.default for name, p in inspect.signature(type(optimizer)).parameters.items()}
-    group = {name: value for name, value in optimizer.param_groups[0].items() if name in usual and name != "params"}
-    told = [f"{name}={value!r}" for name, value in group.items() if name == "lr" or value != usual[name]]
-    return f"partial({', '.join([type(optimizer).__name__, *told])})"
+    def call(self) -> str:
+        """The same, without what only says how its passes run."""
+        return call_of(self, engine=False)
 
 
 def _class_index(classes: Sequence[int] | None, device: torch.device) -> Tensor | None:

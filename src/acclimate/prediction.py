@@ -113,7 +113,7 @@ class Masked(Prediction):
     def __init__(self, adapter: Adapter, x: Tensor) -> None:
         super().__init__(adapter, x)
         self.graph = adapter.logits(x)
-        self.by_rows = adapter.runner.was_selective
+        self.by_rows = adapter.runner.compiler.was_selective
         """Whether its backward runs on some rows."""
         self.logits = self.graph.detach()
 

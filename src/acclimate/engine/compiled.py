@@ -21,11 +21,9 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from .selective import SelectiveBackward, inductor
 
-__all__ = ["Body", "CompiledPass"]
+__all__ = ["CompiledPass"]
 
 BACKEND: Callable[..., Any] = inductor
-Body = Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor]]
-"""A pass: of a batch and whatever other tensors it needs; the logits come first in what it returns."""
 
 
 class CompiledPass:

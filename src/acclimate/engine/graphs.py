@@ -185,9 +185,9 @@ class _Recorded:
         self.adapter, self.adapt, self.pool, self.stream = adapter, adapt, pool, stream
         self.x = torch.empty_like(x)
         self.first = Part(adapter)
-        if (depth := getattr(adapter, "depth", None)) is not None:
+        if adapter.depth is not None:
             dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-            self.first.space = torch.zeros(len(x) * len(depth.branches), device=x.device, dtype=dtype)
+            self.first.space = torch.zeros(len(x) * len(adapter.depth.branches), device=x.device, dtype=dtype)
         self.first.record(adapt, self.x, pool, stream)
         self.seconds: dict[int, Part] = {}
 
@@ -270,8 +270,8 @@ class Graphs:
             return self._plainly(adapt, x)
         if self._refused is not None and self._report is not None:
             self._report.copy_(self._refused, non_blocking=True)
-        kept, select = self.adapter.step.kept, getattr(self.adapter, "select", None)
-        if kept is not None and isinstance(select, Selector):
+        kept, select = self.adapter.step.kept, self.adapter.select
+        if kept is not None and select is not None:
             select.watch(kept)
         return logits
 

@@ -33,6 +33,7 @@ class EATA(Adapter):
     """
 
     selective = True
+    select: Selector
 
     def __init__(
         self,

@@ -55,6 +55,7 @@ class EATAC(Adapter):
     """
 
     cost = (2, 1)
+    select: Selector
     default_lr: ClassVar[float] = 5e-3
     default_strategy: ClassVar[Strategy] = "replay-subset"
 
