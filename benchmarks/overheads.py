@@ -7,7 +7,6 @@ Medians, with the spread (first to third quartile). Writes `overheads_DEVICE.jso
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -25,11 +24,11 @@ from torch import nn
 
 from acclimate import EATA, Engine
 from acclimate.data.folders import ImageFolder, Preprocess
-from acclimate.evaluate import origin
-from acclimate.files import write_text
 from acclimate.models import SmallResNet, SmallViT
 from acclimate.scenarios import drawn
 from acclimate.stream import Part
+
+from .command import command, write
 
 
 def network(name: str) -> tuple[nn.Module, tuple[int, ...]]:
@@ -164,25 +163,21 @@ def markdown(path: Path) -> str:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser = command(__doc__)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--images", type=int, default=1024, help="files that are read")
     arguments = parser.parse_args()
     device = arguments.device
     names = ("ResNet-50", "ViT-Base") if device == "cuda" else ("small ResNet", "small ViT")
     result = {
-        "command": f"python -m benchmarks.overheads --device {device}",
-        "origin": origin(torch.device(device)) | {"cores": str(os.cpu_count())},
+        "cores": os.cpu_count(),
         "imports": imports(5),
         "state": {name: state(name, device, arguments.repeats) for name in names},
         "loading": loading(device, arguments.images),
         "start_up": {name: start_up(name, device) for name in names},
     }
     print(json.dumps(result, indent=1))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    write_text(arguments.out / f"overheads_{'h200' if device == 'cuda' else 'cpu'}.json", json.dumps(result, indent=1))
+    write("overheads", arguments, result)
 
 
 if __name__ == "__main__":

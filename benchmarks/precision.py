@@ -6,18 +6,16 @@ and the sub-networks): mean accuracy and ECE over the seeds, and the range over 
 
 from __future__ import annotations
 
-import argparse
 import json
-import warnings
+import statistics
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from acclimate.demo import Demo
-from acclimate.evaluate import evaluate, origin
-from acclimate.files import write_text
+from acclimate.evaluate import evaluate
 from acclimate.stream import Scenario
+
+from .command import command, write
 
 ENGINES: dict[str, dict[str, Any]] = {
     "eager fp32": {},
@@ -30,13 +28,10 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser = command(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--engines", nargs="*", choices=list(ENGINES), default=list(ENGINES))
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore", DeprecationWarning)
     found: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
     for seed in range(arguments.seeds):
         for engine in arguments.engines:
@@ -53,15 +48,22 @@ def main() -> None:
         | {"accuracy": [accuracy for accuracy, _ in pairs], "ece": [ece for _, ece in pairs]}
         for (network, method, engine), pairs in sorted(found.items())
     ]
-    result = {
-        "command": f"python -m benchmarks.precision --device {arguments.device}",
-        "origin": origin(torch.device(arguments.device)),
-        "seeds": list(range(arguments.seeds)),
-        "rows": rows,
-    }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    name = "h200" if arguments.device == "cuda" else "cpu"
-    write_text(arguments.out / f"precision_{name}.json", json.dumps(result, indent=1))
+    write("precision", arguments, {"seeds": list(range(arguments.seeds)), "rows": rows})
+
+
+def markdown(path: Path) -> str:
+    """The table of a result file, for a page: accuracy and its range over the seeds, an engine a column."""
+    rows = json.loads(path.read_text())["rows"]
+    engines = [engine for engine in ENGINES if any(row["engine"] == engine for row in rows)]
+    cells: dict[str, dict[str, str]] = {}
+    for row in rows:
+        low, high, mean = (100 * f(row["accuracy"]) for f in (min, max, statistics.fmean))
+        ece = 100 * statistics.fmean(row["ece"])
+        told = f"{mean:.1f} ({low:.1f}–{high:.1f}), {ece:.1f}"
+        cells.setdefault(f"{row['network']}, {row['method']}", {})[row["engine"]] = told
+    lines = [["", *engines], ["---"] + ["---:"] * len(engines)]
+    lines += [[name, *(of[engine] for engine in engines)] for name, of in cells.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,11 @@ the peak memory of a step. Then the share is swept, and the batch size. Writes `
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import statistics
 import time
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from acclimate import EATA, EATAC, Adapter, Engine, Selector, Source, Tent
+from acclimate import EATA, EATAC, Adapter, BNAdapt, Engine, Selector, Source, Tent
 from acclimate.engine import Precision
-from acclimate.evaluate import origin
-from acclimate.files import write_text
 from acclimate.models import SmallResNet, SmallViT
+
+from .command import command, write
 
 SHARES = (0.6, 0.18)
 SWEEP = (0.0, 0.0625, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
@@ -101,44 +99,71 @@ def networks(device: str) -> dict[str, tuple[Callable[[], nn.Module], tuple[int,
     return {shown: (lambda name=name: timm.create_model(name), (3, 224, 224)) for shown, name in names.items()}
 
 
-def lines(precisions: Sequence[Precision], vit: bool) -> list[tuple[str, str | None, Engine]]:
-    """Method, strategy, engine. The first four are PyTorch as it comes."""
-    eager = Engine()
-    engines = [Engine(precision, channels_last=not vit, compiled=True) for precision in precisions]
-    table: list[tuple[str, str | None, Engine]] = [
-        ("Source", None, eager),
-        ("Tent", None, eager),
-        ("EATA", "masked", eager),
-        ("EATAC", "replay-subset", eager),
-    ]
-    for engine in engines:
-        table += [("Source", None, engine), ("Tent", None, engine), ("EATA", "masked", engine)]
-        if vit:
-            table.append(("EATA", "sparse", engine))
-        table.append(("EATAC", "replay-subset", engine))
+@dataclass(frozen=True)
+class Line:
+    """What is measured: a method with its strategy on an engine."""
+
+    method: str
+    engine: Engine
+    strategy: str | None = None
+    detached: bool = False
+    """BatchNorm's statistics are without a gradient, so that rows do not depend on each other."""
+
+    def told(self) -> str:
+        """The strategy, as the table has it."""
+        return f"{self.strategy or ''}{', detached' if self.detached else ''}"
+
+
+def lines(precisions: Sequence[Precision], vit: bool, cuda: bool) -> list[Line]:
+    """PyTorch as it comes; then each precision of the engine; then what saves memory."""
+
+    def methods(engine: Engine) -> Iterator[Line]:
+        full = engine.compiled and engine.precision == precisions[-1]
+        yield Line("Source", engine)
+        if not vit:
+            yield Line("BNAdapt", engine)
+        yield Line("Tent", engine)
+        yield Line("EATA", engine, "masked")
+        if engine.compiled and (vit or full):
+            yield Line("EATA", engine, "sparse", detached=not vit)
+        yield Line("EATAC", engine, "replay-subset")
+        if full and not vit:
+            yield Line("EATAC", engine, "replay")
+
+    table = [*methods(Engine())]
+    for precision in precisions:
+        table += methods(Engine(precision, channels_last=cuda or not vit, compiled=True))
+    if cuda and "fp32" in precisions:
+        lean = Engine("fp32", channels_last=True, compiled=True, lean=True)
+        table += [Line("Tent", lean), Line("EATA", lean, "sparse" if vit else "masked")]
+        table += [Line("EATAC", lean, "replay-subset")]
     return table
 
 
-METHODS: dict[str, type[Adapter]] = {"Source": Source, "Tent": Tent, "EATA": EATA, "EATAC": EATAC}
+METHODS: dict[str, type[Adapter]] = {"Source": Source, "BNAdapt": BNAdapt, "Tent": Tent, "EATA": EATA, "EATAC": EATAC}
 
 
 def build(
     network: str,
     make: Callable[[], nn.Module],
     x: Tensor,
-    line: tuple[str, str | None, Engine],
+    line: Line,
     shares: Sequence[float],
 ) -> list[Entry]:
     """An adapter that has taken its first steps, at each share; peak memory is measured before steps are recorded."""
-    method, strategy, engine = line
+    method, strategy, engine = line.method, line.strategy, line.engine
     gc.collect()
     before = _allocated(x)
     torch.manual_seed(0)
     options: dict[str, Any] = {"engine": engine}
-    if method != "Source":
+    if method == "BNAdapt":
+        options |= {"prior": 0.0}  # the batch's statistics alone, as a network that adapts has them
+    elif method != "Source":
         options |= {"lr": 1e-5}
     if strategy is not None:
         options |= {"strategy": strategy, "select": Share().to(x.device), "source": [x[:8]]}
+    if line.detached:
+        options |= {"detach_statistics": True}
     adapter = METHODS[method](make().to(x.device).eval(), **options)
     start = time.perf_counter()
     adapter(x)
@@ -146,7 +171,7 @@ def build(
     first = time.perf_counter() - start
     entries = []
     for share in shares if strategy is not None else [None]:
-        row = Row(network, method, adapter.strategy, _named(engine), engine.precision, len(x), share, first)
+        row = Row(network, method, line.told(), _named(engine), engine.precision, len(x), share, first)
         entry = Entry(row, adapter, x)
         entry.keep()
         adapter(x)
@@ -156,7 +181,7 @@ def build(
         adapter.engine = replace(adapter.engine, graphs=True)
     for _ in range(4):
         adapter(x)
-    print(f"{network}: {method} {strategy or ''} {engine.precision}, first call {first:.0f} s", flush=True)
+    print(f"{network}: {method} {line.told()} {engine.precision}, first call {first:.0f} s", flush=True)
     return entries
 
 
@@ -180,7 +205,7 @@ def _peak(adapter: Adapter, x: Tensor, before: int) -> float | None:
 
 
 def _named(engine: Engine) -> str:
-    return "compiled" if engine.compiled else "eager"
+    return ("lean" if engine.lean else "compiled") if engine.compiled else "eager"
 
 
 def measure(entries: Sequence[Entry], repeats: int, steps: int) -> None:
@@ -225,34 +250,41 @@ def batches(
 ) -> list[dict[str, Any]]:
     """Cost against batch size: inference and EATA in the engine's best precision."""
     vit = "ViT" in network
-    engine = Engine("bf16" if device == "cuda" else "fp32", channels_last=not vit, compiled=True)
+    engine = Engine("bf16" if device == "cuda" else "fp32", channels_last=device == "cuda" or not vit, compiled=True)
     found = []
     x = torch.rand(max(SIZES), *shape, device=device)
-    for line in [("Source", None, engine), ("EATA", "sparse" if vit else "masked", engine)]:
+    for line in [Line("Source", engine), Line("EATA", engine, "sparse" if vit else "masked")]:
         (entry,) = build(network, make, x, line, SHARES[:1])
         for size in SIZES:
             entry.x = x[:size]
             for _ in range(4):
                 entry.adapter(entry.x)
             times = [1e3 * seconds(entry, steps) for _ in range(repeats)]
-            told = {"network": network, "method": line[0], "strategy": line[1], "precision": engine.precision}
+            told = {"network": network, "method": line.method, "strategy": line.told(), "precision": engine.precision}
             found.append(told | {"batch": size, "milliseconds": statistics.median(times)})
-            print(f"{network}: {line[0]}, batch {size}: {found[-1]['milliseconds']:.2f} ms", flush=True)
+            print(f"{network}: {line.method}, batch {size}: {found[-1]['milliseconds']:.2f} ms", flush=True)
     return found
 
 
 NAMES = ("network", "method", "strategy", "engine", "precision", "kept", "ms", "spread", "× infer", "img/s", "MB")
 
 
+def inference(rows: Sequence[Row], network: str, engine: str, precision: str) -> float:
+    """Milliseconds of a prediction, with the batch's statistics where a network has BatchNorm, as adapting has them."""
+    same = {r.method: r.median for r in rows if (r.network, r.engine, r.precision) == (network, engine, precision)}
+    found = same.get("BNAdapt", same.get("Source"))
+    return inference(rows, network, "compiled", precision) if found is None else found
+
+
 def cells(rows: Sequence[Row]) -> list[list[str]]:
     """The table, a list a line."""
     out = []
     for row in rows:
-        base = [r for r in rows if r.method == "Source" and (r.network, r.engine, r.precision) == _same(row)]
+        infer = inference(rows, row.network, row.engine, row.precision)
         low, high = row.spread()
-        line = [row.network, row.method, row.strategy if row.method != "Source" else "", row.engine, row.precision]
+        line = [row.network, row.method, row.strategy, row.engine, row.precision]
         line += ["" if row.kept is None else f"{row.kept:.0%}", f"{row.median:.2f}", f"{low:.2f}–{high:.2f}"]
-        line += [f"{row.median / base[0].median:.2f}", f"{1e3 * row.batch / row.median:,.0f}"]
+        line += [f"{row.median / infer:.2f}", f"{1e3 * row.batch / row.median:,.0f}"]
         out.append([*line, "" if row.peak_mb is None else f"{row.peak_mb:,.0f}"])
     return out
 
@@ -266,15 +298,15 @@ def told(rows: Sequence[Row]) -> str:
 
 def markdown(path: Path) -> str:
     """The table of a result file, for a page."""
-    known = {f.name for f in fields(Row)}
-    content = json.loads(path.read_text())["rows"]
-    rows = [Row(**{name: value for name, value in row.items() if name in known}) for row in content]
+    rows = read(json.loads(path.read_text()))
     lines = [list(NAMES), ["---"] * 6 + ["---:"] * 5, *cells(rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _same(row: Row) -> tuple[str, str, str]:
-    return row.network, row.engine, row.precision
+def read(result: dict[str, Any]) -> list[Row]:
+    """The rows of a result file."""
+    known = {f.name for f in fields(Row)}
+    return [Row(**{name: value for name, value in row.items() if name in known}) for row in result["rows"]]
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -288,12 +320,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.4), squeeze=False)
     for axis, (network, precision) in zip(axes[0], panels, strict=True):
         points = [p for p in result["sweep"] if (p["network"], p["precision"]) == (network, precision)]
-        infer = next(
-            r["median"]
-            for r in result["rows"]
-            if (r["network"], r["precision"], r["method"], r["engine"]) == (network, precision, "Source", "compiled")
-        )
-        for strategy, colour in (("masked", "#e07b39"), ("sparse", "#2f6f4f")):
+        infer = inference(read(result), network, "compiled", precision)
+        for strategy, colour in (("masked", "#e07b39"), ("sparse", "#2f6f4f"), ("sparse, detached", "#2f6f4f")):
             line = [(p["kept"], p["milliseconds"]) for p in points if p["strategy"] == strategy]
             if line:
                 axis.plot(*zip(*line, strict=True), "o-", color=colour, label=strategy, markersize=4)
@@ -310,53 +338,34 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser = command(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--steps", type=int, default=8, help="timed together in one repeat")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--only", nargs="*", help="networks by a part of their name")
+    parser.add_argument("--only", nargs="*", default=[""], help="networks by a part of their name")
     parser.add_argument("--precisions", nargs="*", help="of the compiled engine")
     parser.add_argument("--build-only", action="store_true", help="compile, to fill the compiler's cache, and stop")
     parser.add_argument("--no-batches", action="store_true", help="leave the batch sizes out")
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore", DeprecationWarning)
     device, repeats, steps = arguments.device, arguments.repeats, arguments.steps
     precisions = arguments.precisions or (["fp32", "bf16"] if device == "cuda" else ["fp32"])
-    found = networks(device)
-    found = {
-        n: v for n, v in found.items() if not arguments.only or any(o.lower() in n.lower() for o in arguments.only)
-    }
-    rows: list[Row] = []
-    sweeps: list[dict[str, Any]] = []
-    sizes: list[dict[str, Any]] = []
-    for network, (make, shape) in found.items():
-        x = torch.rand(arguments.batch, *shape, device=device)
-        entries = [e for line in lines(precisions, "ViT" in network) for e in build(network, make, x, line, SHARES)]
-        if arguments.build_only:
+    result: dict[str, Any] = {"seed": 0, "rows": [], "sweep": [], "batches": []}
+    for network, (make, shape) in networks(device).items():
+        if not any(part.lower() in network.lower() for part in arguments.only):
             continue
-        measure(entries, repeats, steps)
-        rows += [entry.row for entry in entries]
-        print(told([entry.row for entry in entries]), flush=True)
-        sweeps += sweep(entries, 3, steps)
+        x = torch.rand(arguments.batch, *shape, device=device)
+        table = lines(precisions, "ViT" in network, device == "cuda")
+        entries = [entry for line in table for entry in build(network, make, x, line, SHARES)]
+        if not arguments.build_only:
+            measure(entries, repeats, steps)
+            print(told([entry.row for entry in entries]), flush=True)
+            result["rows"] += [asdict(e.row) | {"median": e.row.median, "spread": e.row.spread()} for e in entries]
+            result["sweep"] += sweep(entries, 3, steps)
         entries.clear()
         if not arguments.no_batches:
-            sizes += batches(device, network, make, shape, 3, steps)
-    if arguments.build_only:
-        return
-    print("\n" + told(rows))
-    result = {
-        "command": f"python -m benchmarks.steps --device {device}",
-        "origin": origin(torch.device(device)),
-        "seed": 0,
-        "rows": [asdict(row) | {"median": row.median, "spread": row.spread()} for row in rows],
-        "sweep": sweeps,
-        "batches": sizes,
-    }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    write_text(arguments.out / f"steps_{'h200' if device == 'cuda' else 'cpu'}.json", json.dumps(result, indent=1))
-    draw(result, arguments.out / f"steps_{'h200' if device == 'cuda' else 'cpu'}.svg")
+            result["batches"] += batches(device, network, make, shape, 3, steps)
+        if not arguments.build_only:
+            draw(result, write("steps", arguments, result).with_suffix(".svg"))
 
 
 if __name__ == "__main__":

@@ -53,8 +53,9 @@ def choose(
     elif engine == "eager":
         chosen = Engine()
     elif engine == "auto":
-        convolves = any(isinstance(m, nn.Conv2d) and m.kernel_size != m.stride for m in model.modules())
-        chosen = Engine(_best(device), channels_last=convolves, compiled=True, graphs=device.type == "cuda")
+        cuda = device.type == "cuda"
+        convolves = any(isinstance(m, nn.Conv2d) and (cuda or m.kernel_size != m.stride) for m in model.modules())
+        chosen = Engine(_best(device), channels_last=convolves, compiled=True, graphs=cuda)
     else:
         raise ValueError(f'engine={engine!r}: expected "eager", "auto" or an acclimate.Engine')
     if moved and device.type != "cuda":

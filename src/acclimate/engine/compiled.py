@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from .selective import SelectiveBackward, inductor
+from .stages import in_stages
 
 __all__ = ["CompiledPass"]
 
@@ -46,6 +47,7 @@ class CompiledPass:
         self.dynamic = dynamic and len(x) > 1
         self.backend = SelectiveBackward(lean=lean) if selective else None
         graph, self.size = _trace(module, x, given, tensors, batched)
+        graph = in_stages(graph) if self.dynamic else graph
         self.run: Callable[..., Sequence[Tensor]] = torch.compile(
             graph, backend=self.backend or partial(BACKEND, lean=lean)
         )

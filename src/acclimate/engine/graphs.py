@@ -7,6 +7,7 @@ reads that one number, and replays the second part that was recorded for so many
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -95,6 +96,7 @@ class Part:
         try:
             with (
                 self._in_place_of(x) as found,
+                _uncollected(),
                 torch.compiler.set_stance("fail_on_recompile"),
                 torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
             ):
@@ -354,6 +356,18 @@ class Graphs:
             for p in (adapter.adapted[0], adapter.adapted[-1]):
                 yield p.data_ptr()
                 yield from (v.data_ptr() for v in adapter.optimizer.state[p].values() if isinstance(v, Tensor))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection inside: the end of an older adapter's CUDA graph would spoil the one being recorded."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _own(value: Any) -> Any:

@@ -1,8 +1,9 @@
 """A backward pass on those rows of a batch alone whose output gradient is not zero.
 
-A `torch.compile` backend around Inductor. The network is compiled with a symbolic batch size, so the compiled backward
-takes any number of rows: out of each saved activation the rows with a gradient are gathered, and it runs on those.
-Where rows do not depend on each other (LayerNorm, GroupNorm, fixed BatchNorm statistics) this is the dense gradient.
+A `torch.compile` backend around Inductor. The network is compiled with a symbolic batch size, and its backward graph is
+traced anew with a gather in front of it: out of each saved activation it takes the rows with a gradient, of which there
+may be any number. Inductor fuses that gather into whatever reads the activation. Where rows do not depend on each other
+(LayerNorm, GroupNorm, fixed BatchNorm statistics) this is the dense gradient.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._dynamo.source import ConstantSource
 from torch._functorch import config as autograd_config
+from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
 from ..prediction import rows_first
 
@@ -51,7 +56,8 @@ class SelectiveBackward:
         self.lean = lean
         self.rows: int | None = None
         self.probing: int | None = None
-        """A row of the batch that differs between this backward and the one before; None while nobody asks."""
+        """A row of the batch that differs between this backward and the one before, neither of which is to give
+        gradients; None while nobody asks."""
         self.ran_on = 0
         """How many rows the last backward ran on."""
 
@@ -61,10 +67,9 @@ class SelectiveBackward:
             return inductor(graph, inputs, self._compile, lean=self.lean)
 
     def _compile(self, graph: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-        compiled = compile_fx_inner(graph, inputs, **options)
         if not options.get("is_backward"):
-            return compiled
-        rows = _Rows(graph, compiled, self)
+            return compile_fx_inner(graph, inputs, **options)
+        rows = _Rows(graph, inputs, options, self)
 
         def backward(arguments: list[Any]) -> Any:
             return rows(arguments)
@@ -79,39 +84,87 @@ class _Batched:
 
     dim: int
     times: int
-    strides: Callable[[int], tuple[int, ...]]
-    """By the number of rows, as the compiled code expects them."""
     fast: bool = False
     """The batch runs fast: entries of one row lie B apart."""
 
+    def gather(self, tensor: Tensor, rows: Tensor, order: Sequence[int]) -> Tensor:
+        """Rows of it, with its dimensions in the same order of strides."""
+        dim, places = self.dim, [*order]
+        if self.times > 1:
+            shape = (self.times, -1) if self.fast else (-1, self.times)
+            tensor = torch.unflatten(tensor, dim, shape)
+            at = places.index(dim)
+            places = [place + (place > dim) for place in places]
+            places[at : at + 1] = [dim, dim + 1]
+        which = dim + (self.times > 1 and self.fast)
+        back = sorted(range(len(places)), key=places.__getitem__)
+        before: list[Any] = [slice(None)] * places.index(which)
+        chosen = tensor.permute(places)[(*before, rows)].permute(back)
+        return chosen.flatten(dim, dim + 1) if self.times > 1 else chosen
+
 
 class _Rows:
-    """The compiled backward, called with gathered rows."""
+    """The backward graph, compiled with the gather in front when it is first run."""
 
-    def __init__(self, graph: GraphModule, compiled: Any, backend: SelectiveBackward) -> None:
-        self.compiled, self.backend = compiled, backend
+    def __init__(
+        self, graph: GraphModule, values: Sequence[Any], options: dict[str, Any], backend: SelectiveBackward
+    ) -> None:
+        self.graph, self.values, self.options, self.backend = graph, values, options, backend
         nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        values = [node.meta.get("val") for node in nodes]
-        symbols = set().union(*(_symbols(size) for value in values for size in _sizes(value)))
+        symbols = set().union(*(_symbols(size) for value in self.values for size in _sizes(value)))
         if len(symbols) != 1:
             raise UnfitError(f"its backward has {len(symbols)} symbolic sizes where only the batch's was expected")
         (batch,) = symbols
-        self.layout = [_layout(value, batch) for value in values]
+        self.layout = [_layout(value, batch) for value in self.values]
+        self.gradients = _gradients(graph)
         self.tangent = _tangent(nodes, self.layout)
         self.folded = [i for i, layout in enumerate(self.layout) if isinstance(layout, _Batched) and layout.times > 1]
         self.unknown = bool(self.folded)
         self.before: list[Tensor] | None = None
+        self.compiled: Compiled | None = None
 
     def __call__(self, arguments: list[Any]) -> Any:
         gradient = arguments[self.tangent]
-        size, mask = len(gradient), (gradient != 0).flatten(1).any(1)
+        size = len(gradient)
         if self.backend.probing is not None:
             self._probe([arguments[i] for i in self.folded], size, self.backend.probing)
+            return [None if g is None else gradient.new_zeros(g.shape, dtype=g.dtype) for g in self.gradients]
+        mask = (gradient != 0).flatten(1).any(1)
         count = size if self.unknown else self.backend.rows or max(int(mask.sum()), 2)  # compiled for more than one
         self.backend.ran_on = count
-        if count < size:
-            self._gather(arguments, rows_first(mask, count), size)
-        return self.compiled(arguments)
+        rows = rows_first(mask, count) if count < size else torch.arange(size, device=mask.device)
+        tensors = [a for a, layout in zip(arguments, self.layout, strict=True) if not callable(layout)]
+        arguments.clear()
+        if self.compiled is None:
+            self.compiled = self._compile(tensors, rows)
+        return self.compiled([*tensors, rows])
+
+    def _compile(self, tensors: list[Any], rows: Tensor) -> Compiled:
+        """Trace and compile it for any number of rows out of any number."""
+        orders = [_order(t) if isinstance(t, Tensor) else () for t in tensors]
+
+        def selected(*arguments: Any) -> Any:
+            *given, rows = arguments
+            pairs = iter(zip(given, orders, strict=True))
+            gathered: list[Any] = []
+            for layout in self.layout:
+                if callable(layout):
+                    gathered.append(layout(rows.shape[0]))
+                    continue
+                value, order = next(pairs)
+                gathered.append(value if layout is None else layout.gather(value, rows, order))
+            return Interpreter(self.graph).run(*gathered)
+
+        values = [v for v, layout in zip(self.values, self.layout, strict=True) if not callable(layout)]
+        mode: Any = detect_fake_mode(values)
+        any_number: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+        values.append(mode.from_tensor(rows, source=ConstantSource("rows"), symbolic_context=any_number))
+        graph = make_fx(selected, tracing_mode="fake")(*values)
+        places = [i for i, layout in enumerate(self.layout) if not callable(layout)]
+        static = [places.index(i) for i in self.options.get("static_input_idxs", ()) if i in places]
+        with tracing(TracingContext(mode)), repeatable():
+            compiled: Any = compile_fx_inner(graph, values, **{**self.options, "static_input_idxs": static})
+        return compiled  # type: ignore[no-any-return]
 
     def _probe(self, tensors: list[Tensor], size: int, row: int) -> None:
         """A dimension of times·B may count the batch slowly or fast: what changes with one row of the batch tells."""
@@ -130,36 +183,10 @@ class _Rows:
             self.layout[i] = replace(layout, fast=not slowly)
         self.before, self.unknown = None, False
 
-    def _gather(self, arguments: list[Any], rows: Tensor, size: int) -> None:
-        """In place, so that nothing else keeps the full tensors. Views of one storage share one gather."""
-        gathered: dict[tuple[Any, ...], Tensor] = {}
-        for i, layout in enumerate(self.layout):
-            if callable(layout):
-                arguments[i] = layout(len(rows))
-            elif layout is not None:
-                arguments[i] = _gather(arguments[i], layout, rows, size, gathered)
 
-
-def _gather(
-    tensor: Tensor, layout: _Batched, rows: Tensor, size: int, gathered: dict[tuple[Any, ...], Tensor]
-) -> Tensor:
-    """Rows of the storage where they lie one after the other there, as in a packed q, k, v; else of the tensor."""
-    dim, times, strides = layout.dim, layout.times, tensor.stride()
-    shape = [*tensor.shape]
-    shape[dim] = times * len(rows)
-    length = times * strides[dim]
-    span = sum((n - 1) * stride for i, (n, stride) in enumerate(zip(tensor.shape, strides, strict=True)) if i != dim)
-    within = tensor.storage_offset() % length if length else 0
-    if not layout.fast and within + span + (times - 1) * strides[dim] < length:
-        start = tensor.storage_offset() - within
-        key = (tensor.untyped_storage().data_ptr(), start, length, tensor.dtype)
-        if key not in gathered:
-            gathered[key] = tensor.as_strided((size, length), (length, 1), start).index_select(0, rows)
-        return gathered[key].as_strided(shape, strides, within)
-    entries = torch.arange(times, device=rows.device)
-    places = (entries[:, None] * size + rows if layout.fast else rows[:, None] * times + entries).flatten()
-    chosen = tensor.new_empty_strided(shape, layout.strides(len(rows)))
-    return chosen.copy_(tensor.index_select(dim, places))
+def _order(tensor: Tensor) -> Sequence[int]:
+    """Dimensions from the slowest to the fastest."""
+    return sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
 
 
 def _sums(tensor: Tensor, layout: Any) -> Tensor:
@@ -175,22 +202,31 @@ def _symbols(size: Any) -> set[Any]:
     return set(size.node.expr.free_symbols) if isinstance(size, torch.SymInt) else set()
 
 
-def _layout(value: Any, batch: Any) -> Callable[[int], int] | _Batched | None:
+def _layout(value: Any, batch: Any) -> Callable[[Any], Any] | _Batched | None:
     """How an argument depends on the batch size: a number made of it, a tensor with rows, or not at all."""
     if isinstance(value, torch.SymInt):
-        return lambda rows: int(value.node.expr.subs(batch, rows))
-    for dim, size in enumerate(_sizes(value)):
-        if _symbols(size):
-            times = size.node.expr / batch
-            if times.free_symbols or not times.is_Integer:
-                raise UnfitError(f"a saved tensor has a dimension of {size}, which is no multiple of the batch")
-            return _Batched(dim, int(times), _strides(value, batch))
-    return None
+        times = _times(value, batch)
+        return lambda rows: rows * times
+    dims = [dim for dim, size in enumerate(_sizes(value)) if _symbols(size)]
+    if len(dims) > 1:
+        raise UnfitError("a saved tensor has the batch in more than one dimension")
+    return _Batched(dims[0], _times(value.shape[dims[0]], batch)) if dims else None
 
 
-def _strides(value: Tensor, batch: Any) -> Callable[[int], tuple[int, ...]]:
-    strides: tuple[Any, ...] = value.stride()
-    return lambda rows: tuple(int(s.node.expr.subs(batch, rows)) if isinstance(s, torch.SymInt) else s for s in strides)
+def _times(size: Any, batch: Any) -> int:
+    times = size.node.expr / batch
+    if times.free_symbols or not times.is_Integer:
+        raise UnfitError(f"its backward has a size of {size}, which is no multiple of the batch")
+    return int(times)
+
+
+def _gradients(graph: GraphModule) -> list[Any]:
+    """What it gives, as fake tensors: the gradients of parameters."""
+    (output,) = (node for node in graph.graph.nodes if node.op == "output")
+    values = [node.meta.get("val") if isinstance(node, Node) else None for node in output.args[0]]
+    if any(_symbols(size) for value in values for size in _sizes(value)):
+        raise UnfitError("its backward gives a gradient of the batch itself")
+    return values
 
 
 def _tangent(nodes: list[Node], layout: list[Any]) -> int:

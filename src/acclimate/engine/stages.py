@@ -1,0 +1,66 @@
+"""BatchNorm over a batch of any size, image by image first.
+
+A sum over (N, H, W) compiles to slow code where N is symbolic. Over (H, W) alone its bounds are known, and one number
+a channel and image remains to be summed over N. The equations are torch's: a variance is the mean of the images'
+variances plus the variance of their means.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+__all__ = ["batch_norm", "in_stages", "var_mean"]
+
+_IMAGES = 4  # dimensions
+
+
+def in_stages(graph: GraphModule) -> GraphModule:
+    """The same graph, whose BatchNorm layers sum over images in two stages, forward and backward."""
+    aten: Any = torch.ops.aten
+    for node in graph.graph.nodes:
+        if node.target is aten.batch_norm.default and node.args[0].meta["val"].dim() == _IMAGES:
+            node.target = batch_norm
+        elif node.target is aten.var_mean.correction and [*node.args[1]] == [0, 2, 3]:
+            node.target = var_mean
+    graph.recompile()
+    return graph
+
+
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    training: bool,
+    _momentum: float,
+    eps: float,
+    _cudnn: bool,
+) -> Tensor:
+    """torch's, for a batch of images."""
+    values = x if x.dtype == torch.float64 else x.float()
+    if training or mean is None or variance is None:
+        variance, mean = var_mean(values)
+    scale = (variance + eps).rsqrt()
+    if weight is not None:
+        scale = scale * weight
+
+    def of_each_image(channels: Tensor) -> Tensor:  # in two stages, so that its gradient is summed in two
+        return channels.expand(x.shape[0], x.shape[1])[:, :, None, None]
+
+    normalised = (values - of_each_image(mean)) * of_each_image(scale)
+    return (normalised if bias is None else normalised + of_each_image(bias)).to(x.dtype)
+
+
+def var_mean(x: Tensor, _dims: object = None, *, correction: int = 0) -> tuple[Tensor, Tensor]:
+    """torch's, of each channel of a batch of images."""
+    variances, means = torch.var_mean(x, (2, 3), correction=0)
+    variance = variances.mean(0) + means.var(0, correction=0)
+    if correction:
+        count = x.shape[0] * x.shape[2] * x.shape[3]
+        variance = variance * (count / (count - correction))
+    return variance, means.mean(0)
