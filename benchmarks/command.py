@@ -13,7 +13,7 @@ import torch
 from acclimate.evaluate import origin
 from acclimate.files import write_text
 
-__all__ = ["command", "write"]
+__all__ = ["command", "path", "write"]
 
 
 def command(about: str | None) -> argparse.ArgumentParser:
@@ -25,11 +25,14 @@ def command(about: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def write(name: str, arguments: argparse.Namespace, result: dict[str, Any]) -> Path:
+def path(name: str, arguments: argparse.Namespace) -> Path:
+    """Of the result file."""
+    return Path(arguments.out) / f"{name}_{'h200' if arguments.device == 'cuda' else 'cpu'}.json"
+
+
+def write(name: str, arguments: argparse.Namespace, result: dict[str, Any]) -> None:
     """The result file, with the command and what it ran on."""
-    device = arguments.device
+    device, file = arguments.device, path(name, arguments)
     told = {"command": f"python -m benchmarks.{name} --device {device}", "origin": origin(torch.device(device))}
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = Path(arguments.out) / f"{name}_{'h200' if device == 'cuda' else 'cpu'}.json"
-    write_text(path, json.dumps(told | result, indent=1))
-    return path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, json.dumps(told | result, indent=1))

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from acclimate import EATA, EATAC, Adapter, BNAdapt, Engine, Selector, Source, Tent
 from acclimate.engine import Precision
+from acclimate.evaluate import origin
 from acclimate.models import SmallResNet, SmallViT
 
-from .command import command, write
+from .command import command, path, write
 
 SHARES = (0.6, 0.18)
 SWEEP = (0.0, 0.0625, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
@@ -296,9 +297,9 @@ def told(rows: Sequence[Row]) -> str:
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) for line in out)
 
 
-def markdown(path: Path) -> str:
+def markdown(file: Path) -> str:
     """The table of a result file, for a page."""
-    rows = read(json.loads(path.read_text()))
+    rows = read(json.loads(file.read_text()))
     lines = [list(NAMES), ["---"] * 6 + ["---:"] * 5, *cells(rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -306,20 +307,22 @@ def markdown(path: Path) -> str:
 def read(result: dict[str, Any]) -> list[Row]:
     """The rows of a result file."""
     known = {f.name for f in fields(Row)}
-    return [Row(**{name: value for name, value in row.items() if name in known}) for row in result["rows"]]
+    rows = [row for found in result["networks"].values() for row in found["rows"]]
+    return [Row(**{name: value for name, value in row.items() if name in known}) for row in rows]
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
+def draw(result: dict[str, Any], file: Path) -> None:
     """Cost against the share kept, one panel a network and precision, with the ideal line."""
     import matplotlib as mpl
 
     mpl.use("svg")
     import matplotlib.pyplot as plt
 
-    panels = sorted({(p["network"], p["precision"]) for p in result["sweep"]})
+    sweeps = [point for found in result["networks"].values() for point in found["sweep"]]
+    panels = sorted({(p["network"], p["precision"]) for p in sweeps})
     figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.4), squeeze=False)
     for axis, (network, precision) in zip(axes[0], panels, strict=True):
-        points = [p for p in result["sweep"] if (p["network"], p["precision"]) == (network, precision)]
+        points = [p for p in sweeps if (p["network"], p["precision"]) == (network, precision)]
         infer = inference(read(result), network, "compiled", precision)
         for strategy, colour in (("masked", "#e07b39"), ("sparse", "#2f6f4f"), ("sparse, detached", "#2f6f4f")):
             line = [(p["kept"], p["milliseconds"]) for p in points if p["strategy"] == strategy]
@@ -333,7 +336,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axis.set_ylim(bottom=0)
         axis.legend(frameon=False)
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    figure.savefig(file, metadata={"Date": None})
 
 
 def main() -> None:
@@ -349,23 +352,27 @@ def main() -> None:
     arguments = parser.parse_args()
     device, repeats, steps = arguments.device, arguments.repeats, arguments.steps
     precisions = arguments.precisions or (["fp32", "bf16"] if device == "cuda" else ["fp32"])
-    result: dict[str, Any] = {"seed": 0, "rows": [], "sweep": [], "batches": []}
+    file = path("steps", arguments)
+    results: dict[str, Any] = json.loads(file.read_text())["networks"] if file.exists() else {}
     for network, (make, shape) in networks(device).items():
         if not any(part.lower() in network.lower() for part in arguments.only):
             continue
         x = torch.rand(arguments.batch, *shape, device=device)
         table = lines(precisions, "ViT" in network, device == "cuda")
         entries = [entry for line in table for entry in build(network, make, x, line, SHARES)]
+        found: dict[str, Any] = {"origin": origin(torch.device(device)), "seed": 0}
         if not arguments.build_only:
             measure(entries, repeats, steps)
             print(told([entry.row for entry in entries]), flush=True)
-            result["rows"] += [asdict(e.row) | {"median": e.row.median, "spread": e.row.spread()} for e in entries]
-            result["sweep"] += sweep(entries, 3, steps)
+            found["rows"] = [asdict(e.row) | {"median": e.row.median, "spread": e.row.spread()} for e in entries]
+            found["sweep"] = sweep(entries, 3, steps)
         entries.clear()
         if not arguments.no_batches:
-            result["batches"] += batches(device, network, make, shape, 3, steps)
+            found["batches"] = batches(device, network, make, shape, 3, steps)
         if not arguments.build_only:
-            draw(result, write("steps", arguments, result).with_suffix(".svg"))
+            results[network] = found
+            write("steps", arguments, {"networks": results})
+            draw({"networks": results}, file.with_suffix(".svg"))
 
 
 if __name__ == "__main__":

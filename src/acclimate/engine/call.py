@@ -45,6 +45,11 @@ class Call:
     """The batch size is a new one at each call."""
     selective: bool
 
+    @property
+    def dynamic(self) -> bool:
+        """It is compiled for any batch size."""
+        return self.fresh or self.selective
+
     def key(self) -> Hashable:
         """What a compiled pass is found by."""
         x, kind = self.x, (self.kind, self.batched, self.selective, torch.is_grad_enabled())
