@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,12 @@ def path(name: str, arguments: argparse.Namespace) -> Path:
 
 def write(name: str, arguments: argparse.Namespace, result: dict[str, Any]) -> None:
     """The result file, with the command and what it ran on."""
-    device, file = arguments.device, path(name, arguments)
-    told = {"command": f"python -m benchmarks.{name} --device {device}", "origin": origin(torch.device(device))}
+    file, words = path(name, arguments), sys.argv[1:]
+    if "--out" in words:
+        del words[words.index("--out") : words.index("--out") + 2]
+    told = {
+        "command": shlex.join(["python", "-m", f"benchmarks.{name}", *words]),
+        "origin": origin(torch.device(arguments.device)),
+    }
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, json.dumps(told | result, indent=1))
