@@ -556,3 +556,15 @@ def test_moments_in_stages_are_moments(correction: int) -> None:
     x = 2 * torch.randn(5, 7, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 20
     expected = torch.var_mean(x, (0, 2, 3), correction=correction)
     torch.testing.assert_close(var_mean(x, [0, 2, 3], correction=correction), expected)
+
+
+def test_a_plan_runs_on_the_engine(without_code: None, tmp_path: Path) -> None:
+    from acclimate.experiment import Run
+    from acclimate.plan import Plan
+
+    few = {"images": 24, "batch_size": 16, "shifts": ("fog", "contrast"), "probe": "none"}
+    plans = [Plan(methods=("eta",), engine=engine, **few) for engine in ("eager", "auto")]
+    eager, auto = (Run(plan, tmp_path / plan.engine).do(next(plan.jobs())) for plan in plans)
+    assert [d.accuracy for d in auto.domains] == [d.accuracy for d in eager.domains]
+    assert auto.ece == pytest.approx(eager.ece, abs=1e-4)
+    assert plans[0].protocol == plans[1].protocol, "an engine changes speed, not what is compared"

@@ -285,7 +285,8 @@ def _do(job: Run) -> list[Result]:
     with _progress() as progress:
         for each in job.plan.jobs():
             total = len(job.scenario(each.seed))
-            task = progress.add_task(each.name, total=total, note="")
+            starting = "compiling at the first batch" if job.plan.engine == "auto" else ""
+            task = progress.add_task(each.name, total=total, note=starting)
 
             def advance(moment: Moment, accuracy: float, task: TaskID = task) -> None:
                 progress.update(task, advance=1, note=f"{moment.domain}: {100 * accuracy:.0f} %")

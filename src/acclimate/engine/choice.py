@@ -22,8 +22,8 @@ class Engine:
             the network under autocast, with bfloat16 copies of the weights that do not adapt.
         channels_last: convolutions in the layout that tensor cores read.
         compiled: passes go through torch.compile.
-        lean: a compiled backward computes norm layers and activations again instead of saving them: about half the
-            memory for a ResNet, for some more time.
+        lean: a compiled backward computes norm layers and activations again instead of saving them: less memory, for
+            some more time.
         graphs: steps without a branch on data are recorded as CUDA graphs and replayed. NaN in a batch is then told
             with a later call; the batch is refused at once all the same.
     """
