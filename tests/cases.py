@@ -10,6 +10,7 @@ from networks import FAMILIES, stream
 from torch import nn
 
 from acclimate import (
+    DAT,
     EATA,
     EATAC,
     ETA,
@@ -41,12 +42,18 @@ class Case:
     """What it learns outlasts a call."""
     first: bool = True
     """It returns the forward before the update, as it is."""
+    mixes: tuple[str, ...] = ()
+    """Families whose returned logits are a mean of probabilities instead."""
     selects: bool = False
     """It may find nothing to learn from."""
     by_rows: bool = True
     """All passes but the first are those of `rows`, so that strategies may replace them."""
     noisy: bool = False
     """No two devices agree: it draws random numbers there, or its views round to 8 bits."""
+
+    def plain(self, family: str) -> bool:
+        """Whether it returns the first forward as it is."""
+        return self.first and family not in self.mixes
 
     def make(self, model: nn.Module, **keywords: Any) -> Adapter:
         return self.method(model, **{**self.arguments(), **keywords})
@@ -68,8 +75,8 @@ CASES = {
     "memo": Case(MEMO, lambda: {"views": 4}, CLASSIFIERS, lasts=False, first=False, by_rows=False, noisy=True),
     "cotta": Case(
         CoTTA,
-        lambda: {"views": 3, "threshold": 2.0, "restoration": 0.05, "augment": Views(noise=0.0)},
-        CLASSIFIERS,
+        lambda: {"views": 3, "threshold": 2.0, "restoration": 0.05, "augment": Views(noise=0.0), "ratios": (0.5, 1.0)},
+        mixes=("seg",),
         by_rows=False,
         noisy=True,
     ),
@@ -77,6 +84,13 @@ CASES = {
     "roid": Case(ROID, families=CLASSIFIERS, first=False),
     "rdumb": Case(RDumb, lambda: {"every": 2}, selects=True),
     "tea": Case(TEA, lambda: {"steps": 3, "buffer": 20}, CLASSIFIERS, first=False, by_rows=False, noisy=True),
+    "dat": Case(
+        DAT,
+        lambda: {"ratios": (0.5, 1.0), "uncertain": 0.5, "certain": 0.3, "share": 0.2, "search": 20},
+        ("seg",),
+        mixes=("seg",),
+        by_rows=False,
+    ),
     "eta": Case(ETA, selects=True),
     "eata": Case(EATA, _source, selects=True),
     "eta-c": Case(ETAC, _blocks, selects=True),

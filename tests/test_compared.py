@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from torch.optim import SGD, AdamW
 from torch.utils.checkpoint import checkpoint
 
-from acclimate import ETA, MEMO, ROID, SAR, TEA, Adapter, CoTTA, RDumb
+from acclimate import DAT, ETA, MEMO, ROID, SAR, TEA, Adapter, CoTTA, RDumb
 from acclimate.functional import entropy, free_energy, marginal_entropy, soft_likelihood_ratio, symmetric_cross_entropy
 from acclimate.replay import Replay
 
@@ -497,11 +497,11 @@ def test_an_augmentation_of_the_users_own_takes_any_range(name: str) -> None:
     assert adapter(4 * stream()[0] - 2).isfinite().all()
 
 
-@pytest.mark.parametrize("method", [MEMO, CoTTA, ROID, TEA])
-def test_a_segmenter_is_refused_by_methods_for_classifiers(method: type[Adapter]) -> None:
-    adapter = method(make("seg"))
+@pytest.mark.parametrize(("method", "family"), [(MEMO, "seg"), (ROID, "seg"), (TEA, "seg"), (DAT, "bn")])
+def test_a_network_for_another_task_is_refused(method: type[Adapter], family: str) -> None:
+    adapter = method(make(family))
     before = copied(adapter.model)
-    with pytest.raises(ValueError, match=f"{method.__name__} is for classifiers, and this model segments"):
+    with pytest.raises(ValueError, match=f"{method.__name__} is for {adapter.task}, and this model is for"):
         adapter(images(2))
     assert not changed(adapter, before)
 

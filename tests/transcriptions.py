@@ -436,3 +436,82 @@ def tea(
         with torch.no_grad():
             outputs.append(net.model(x))
     return outputs, store
+
+
+def bilinear(x: Tensor, size: tuple[int, int]) -> Tensor:
+    return nn.functional.interpolate(x, size=size, mode="bilinear", align_corners=False)
+
+
+def seen_at(model: nn.Module, x: Tensor, ratio: float, mirrored: bool) -> Tensor:
+    """A view's probabilities at the image's own size: resize, mirror, predict, resize, softmax, mirror back."""
+    size = (x.shape[2], x.shape[3])
+    view = bilinear(x, (int(size[0] * ratio), int(size[1] * ratio)))
+    if mirrored:
+        view = view.flip(3)
+    p = bilinear(model(view), size).softmax(1)
+    return p.flip(3) if mirrored else p
+
+
+def pixel_labels(teacher: nn.Module, anchor: nn.Module, x: Tensor, ratios, threshold: float) -> tuple[Tensor, Tensor]:
+    """Hard labels as CoTTA's segmentation program has them, and the anchor's mean confidence at 1, 1.25 and 1.5."""
+    views = [seen_at(teacher, x, ratio, mirrored) for ratio in ratios for mirrored in (False, True)]
+    alone, everything = seen_at(teacher, x, 1.0, False).argmax(1), torch.stack(views).mean(0).argmax(1)
+    sure = [seen_at(anchor, x, ratio, False).max(1).values for ratio in (1.0, 1.25, 1.5)]
+    mask = (sure[0] > threshold).long()
+    return mask * alone + (1 - mask) * everything, torch.stack(sure).mean(0)
+
+
+def pixelwise(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    log_p = bilinear(model(x), (x.shape[2], x.shape[3])).log_softmax(1)
+    return -log_p.gather(1, labels[:, None])[:, 0]
+
+
+def cotta_for_pixels(
+    model: nn.Module, batches: list[Tensor], lr: float, ratios, threshold: float, momentum: float
+) -> list[Tensor]:
+    """Labels along the stream; without restoration. Three whole networks and torch's Adam."""
+    student, teacher, anchor = (copy.deepcopy(model).eval() for _ in range(3))
+    optimizer = torch.optim.Adam(student.parameters(), lr=lr, betas=(0.9, 0.999))
+    out = []
+    for x in batches:
+        with torch.no_grad():
+            labels, _ = pixel_labels(teacher, anchor, x, ratios, threshold)
+        out.append(labels)
+        optimizer.zero_grad()
+        pixelwise(student, x, labels).mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            for mine, theirs in zip(teacher.parameters(), student.parameters(), strict=True):
+                mine.copy_(momentum * mine + (1 - momentum) * theirs)
+    return out
+
+
+def dat(
+    model: nn.Module, domains: list[list[Tensor]], lr: float, ratios, *, search: int, top: int, momentum: float
+) -> tuple[list[Tensor], list[list[str]]]:
+    """Labels along the stream, and the names of the chosen tensors after each image; one image at a time."""
+    student, teacher, anchor = (copy.deepcopy(model).eval() for _ in range(3))
+    out, names = [], []
+    for domain in domains:
+        chosen: list[str] = []
+        for i, x in enumerate(domain):
+            with torch.no_grad():
+                labels, u = pixel_labels(teacher, anchor, x, ratios, 0.69)
+            out.append(labels)
+            losses = pixelwise(student, x, labels)
+            parameters = dict(student.named_parameters())
+            for mask in (u < 0.85, u > 0.99):
+                gradients = torch.autograd.grad((mask * losses).mean(), list(parameters.values()), retain_graph=True)
+                felt = {name: float(g.abs().sum()) for name, g in zip(parameters, gradients, strict=True)}
+                if i < search:
+                    ranked = sorted(felt, key=lambda name: felt[name], reverse=True)
+                    chosen += [name for name in ranked[:top] if name not in chosen and felt[name] > 0]
+            for name, g in zip(parameters, gradients, strict=True):
+                parameters[name].grad = g if name in chosen else None
+            if chosen:
+                torch.optim.Adam([parameters[name] for name in chosen], lr=lr, betas=(0.9, 0.999)).step()
+            names.append(sorted(chosen))
+            with torch.no_grad():
+                for mine, theirs in zip(teacher.parameters(), student.parameters(), strict=True):
+                    mine.copy_(momentum * mine + (1 - momentum) * theirs)
+    return out, names

@@ -11,7 +11,7 @@ from .adapter import Adapter
 from .collect import collect_in_distribution
 from .engine import Engine
 from .fisher import Fisher
-from .methods import EATA, EATAC, ETA, ETAC, MEMO, METHODS, ROID, SAR, TEA, BNAdapt, CoTTA, RDumb, Source, Tent
+from .methods import DAT, EATA, EATAC, ETA, ETAC, MEMO, METHODS, ROID, SAR, TEA, BNAdapt, CoTTA, RDumb, Source, Tent
 from .norm import Normalisation
 from .normalised import Normalised
 from .parameters import norm_parameters
@@ -21,6 +21,7 @@ from .state import Snapshot, StateError
 from .subnetwork import StochasticDepth, subnetwork
 
 __all__ = [
+    "DAT",
     "EATA",
     "EATAC",
     "ETA",

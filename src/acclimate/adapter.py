@@ -99,8 +99,8 @@ class Adapter(Learner, ABC):
     """Whether BatchNorm's statistics depend on the batch size."""
     cost: ClassVar[tuple[int, int]] = (1, 1)
     """Forward and backward passes a sample, at most."""
-    dense: ClassVar[bool] = True
-    """Whether the method also takes a segmenter's logits (B, C, H, W)."""
+    task: ClassVar[Literal["any", "classification", "segmentation"]] = "any"
+    """What the method is for: classifiers, with logits (B, C), segmenters, with (B, C, H, W), or both."""
     without: ClassVar[tuple[str, ...]] = ()
     """Arguments of the class above that a method does not take."""
 
@@ -222,6 +222,9 @@ class Adapter(Learner, ABC):
             raise RuntimeError("no batch yet: `last` is the record of the last call")
         return self._last
 
+    def new_domain(self, *, round: int = 1) -> None:  # noqa: A002
+        """A new domain begins, perhaps not for the first time. A stream's owner may say so; most methods do not ask."""
+
     # What a method writes, and what it writes it with -------------------------------------------------------------
 
     @abstractmethod
@@ -327,16 +330,17 @@ class Adapter(Learner, ABC):
         return self
 
     def _check(self, x: Tensor, logits: Tensor) -> None:
-        if logits.dim() > 2 and not self.dense:
+        found = "segmentation" if logits.dim() > 2 else "classification"
+        if self.task not in ("any", found):
             raise ValueError(
-                f"{type(self).__name__} is for classifiers, and this model segments: its logits are "
-                f"{tuple(logits.shape)}. Tent, EATA and EATA-C take both"
+                f"{type(self).__name__} is for {self.task}, and this model is for {found}: its logits are "
+                f"{tuple(logits.shape)}. Tent, CoTTA, EATA and EATA-C take both"
             )
         if self.part is not None:
             sound = soundness(x, logits)
             self.part.sound = sound if self.part.sound is None else self.part.sound & sound
             return
-        refuse_non_finite(x, logits, unit_range=self.unit_range)
+        refuse_non_finite(x, logits, unit_range=self.unit_range and logits.dim() == 2)
         if not self._trusted:
             refuse_probabilities(logits)
             self._trusted = True

@@ -101,7 +101,8 @@ def compare(
     from .methods import METHODS
 
     _check_names(method, network)
-    show = Demo(method or [*METHODS], network or Demo.networks, severity, images, seed, device)
+    every = [name for name, each in METHODS.items() if each.task != "segmentation"]
+    show = Demo(method or every, network or Demo.networks, severity, images, seed, device)
     _adapt_to_digits(show, out, "compare")
 
 
@@ -152,7 +153,9 @@ def run(
     severity: Annotated[int, typer.Option(min=1, max=5, help="Of the corruptions.")] = 5,
     shift: Annotated[list[str] | None, typer.Option(help="A corruption; repeat for more. All, unless named.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Repeat for more than one.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Images at a time: 64, and 1 for street scenes, unless given.")
+    ] = None,
     images: Annotated[int | None, typer.Option(min=1, help="Of each domain; all, unless given.")] = None,
     probe: Annotated[str, typer.Option(help="Of forgetting: snapshot, readapt (the paper's), or none.")] = "snapshot",
     preset: Annotated[str | None, typer.Option(help="resnet50 or vit-base; by the network, unless given.")] = None,
@@ -183,7 +186,7 @@ def run(
         "severity": severity,
         "shifts": tuple(shift) if shift else None,
         "seeds": tuple(seed) if seed else None,
-        "batch_size": batch_size,
+        "batch_size": batch_size or (1 if data.partition(":")[0] in ("acdc", "cityscapes", "scenes") else 64),
         "images": images,
         "probe": probe,
         "preset": preset,
@@ -205,10 +208,11 @@ def run(
         overrides = {name: {**old.get(name, {}), **new.get(name, {})} for name in {**old, **new}}
         plan = Plan.from_dict({**content, **said, "overrides": overrides})
         job = Run(plan, out)
-        if method is None and "methods" not in content and job.network.family != "resnet50":
-            plan = replace(plan, methods=[name for name in plan.methods if name != "bn-adapt"])
+        if method is None and "methods" not in content and (unfit := job.unfit()):
+            plan = replace(plan, methods=[name for name in plan.methods if name not in unfit])
             job = Run(plan, out)
-            console.print("bn-adapt is left out: the network has no BatchNorm")
+            for name, why in unfit.items():
+                console.print(f"{name} is left out: {why}")
         job.check()
         if dry_run:
             _show_plan(job)
@@ -260,7 +264,7 @@ def _read_plan(config: Path | None) -> dict[str, Any]:
 def _show_plan(job: Run) -> None:
     plan = job.plan
     scenario = job.scenario(plan.seeds[0])
-    console.print(f"[bold]network[/]   {job.network.name}, hyper-parameters of {plan.preset or job.network.family}")
+    console.print(f"[bold]network[/]   {job.network.name}, hyper-parameters of {job.family}")
     console.print(f"[bold]data[/]      {plan.data}, severity {plan.severity}")
     console.print(f"[bold]scenario[/]  {scenario.name}: {len(scenario.domains)} domains, {len(scenario):,} batches")
     console.print(f"[bold]seeds[/]     {', '.join(map(str, plan.seeds))}")
@@ -292,7 +296,8 @@ def _do(job: Run) -> list[Result]:
                 progress.update(task, advance=1, note=f"{moment.domain}: {100 * accuracy:.0f} %")
 
             results.append(job.do(each, on_batch=advance))
-            progress.update(task, completed=total, note=f"accuracy {100 * results[-1].accuracy:.1f} %")
+            last = results[-1]
+            progress.update(task, completed=total, note=f"{last.score_name} {100 * last.score:.1f} %")
     return results
 
 
@@ -378,10 +383,10 @@ def _progress() -> Progress:
 
 
 def _print_table(title: str, results: list[Result]) -> None:
-    from .report import COLUMNS, rows
+    from .report import columns, rows
 
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in COLUMNS:
+    for column in columns(results):
         first = column == "method"
         table.add_column(column, justify="left" if first else "right", min_width=11 if first else None)
     for network in dict.fromkeys(result.network for result in results):

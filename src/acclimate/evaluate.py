@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ._version import __version__
 from .adapter import Adapter
-from .metrics import Meter
+from .metrics import IGNORE, Scores
 from .passes import Step
 from .stream import Scenario, Stream
 
@@ -46,6 +46,7 @@ def run(adapter: Adapter, scenario: Scenario) -> Iterator[Moment]:
             adapter.reset()
         parts = [domain] if scenario.clean_between is None else [domain, scenario.clean_between]
         for part in parts:
+            adapter.new_domain(round=getattr(part, "round", 1))
             for x, targets in part.on(adapter.device):
                 if scenario.resets == "batch":
                     adapter.reset()
@@ -68,7 +69,7 @@ class DomainResult:
     in_graph: int
     seconds: float
     clean_accuracy: float | None = None
-    """After this domain, on the clean probe."""
+    """After this domain, on the clean probe; of a segmenter its mIoU."""
     adaptive_ece: float | None = None
     nll: float | None = None
     brier: float | None = None
@@ -80,6 +81,15 @@ class DomainResult:
     """The peak in this domain, in MB; None without a GPU."""
     process_memory: float | None = None
     """The peak of this process so far, in MB."""
+    miou: float | None = None
+    """Of a segmenter: the mean intersection over union of its classes; accuracy and ECE are then of pixels."""
+    iou: list[float | None] | None = None
+    """Of each class; None where it was neither there nor predicted."""
+
+    @property
+    def score(self) -> float:
+        """What counts most: mIoU of a segmenter, accuracy of a classifier."""
+        return self.accuracy if self.miou is None else self.miou
 
 
 @dataclass
@@ -104,6 +114,21 @@ class Result:
     def ece(self) -> float:
         """Mean over domains of each domain's ECE."""
         return sum(d.ece for d in self.domains) / len(self.domains)
+
+    @property
+    def miou(self) -> float | None:
+        """Mean over domains, of a segmenter."""
+        return self._mean("miou")
+
+    @property
+    def score(self) -> float:
+        """What counts most: mIoU of a segmenter, accuracy of a classifier."""
+        return self.accuracy if self.miou is None else self.miou
+
+    @property
+    def score_name(self) -> str:
+        """What it is called."""
+        return "accuracy" if self.miou is None else "mIoU"
 
     @property
     def clean_after(self) -> float | None:
@@ -154,7 +179,7 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         """For JSON, with the averages beside the details."""
         averages = {name: getattr(self, name) for name in ("accuracy", "ece", "clean_after", "seconds")}
-        more = {name: self._mean(name) for name in ("adaptive_ece", "nll", "brier", "aurc", "kept")}
+        more = {name: self._mean(name) for name in ("adaptive_ece", "nll", "brier", "aurc", "kept", "miou")}
         cost = {name: getattr(self, name) for name in ("forwards", "backwards", "images_per_second", "gpu_memory")}
         return {**asdict(self), **averages, **more, **cost}
 
@@ -169,10 +194,10 @@ def accuracy_of(adapter: Adapter, domain: Stream, resets: Literal["never", "batc
 
 
 def _accuracy(adapter: Adapter, scenario: Scenario) -> float:
-    meter = Meter()
+    scores = Scores()
     for moment in run(adapter, scenario):
-        meter.update(moment.logits, moment.targets)
-    return meter.accuracy
+        scores.update(moment.logits, moment.targets)
+    return scores.score
 
 
 def evaluate(
@@ -187,7 +212,8 @@ def evaluate(
     """Measure a run domain by domain.
 
     With `clean`, a probe from a snapshot before the stream and after each domain shows forgetting and leaves the
-    stream untouched. `on_batch` gets each moment and the domain's accuracy so far, `on_domain` the result up to then.
+    stream untouched. `on_batch` gets each moment and the domain's accuracy, or mIoU, so far, `on_domain` the
+    result up to then.
     A run that stopped goes on from what it had `so_far`, with the adapter as it was then.
     """
 
@@ -224,7 +250,7 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
     device = adapter.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    meter = Meter()
+    scores = Scores()
     images = 0
     forwards, backwards, in_graph = torch.zeros(3, dtype=torch.int64, device=device).unbind()
     kept = torch.zeros((), dtype=torch.float64, device=device)
@@ -234,7 +260,7 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
         step = moment.step
         if not images:
             _check_labels(moment)
-        meter.update(moment.logits, moment.targets)
+        scores.update(moment.logits, moment.targets)
         images += step.size
         forwards += step.forwards
         in_graph += step.in_graph
@@ -242,7 +268,7 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
         kept += step.size * step.kept.float().mean() if step.kept is not None else step.size * step.taken
         if on_batch is not None:
             if time.perf_counter() - read > 0.5:  # a look at the device, which waits for it
-                accuracy, read = meter.accuracy, time.perf_counter()
+                accuracy, read = scores.score, time.perf_counter()
             spent += time.perf_counter() - since
             on_batch(moment, accuracy)
             since = time.perf_counter()
@@ -250,13 +276,9 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     spent += time.perf_counter() - since
-    count, confident, correct = meter.bins.tolist()
     return DomainResult(
         name=scenario.domains[0].name,
-        **meter.as_dict(),
-        count=count,
-        confident=confident,
-        correct=correct,
+        **scores.as_dict(),
         images=images,
         forwards=int(forwards),
         backwards=int(backwards),
@@ -269,8 +291,11 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
 
 
 def _check_labels(moment: Moment) -> None:
-    highest, classes = int(moment.targets.max()), moment.logits.shape[1]
-    if highest >= classes and moment.targets.dim() == 1:
+    y, classes = moment.targets, moment.logits.shape[1]
+    if y.dim() != moment.logits.dim() - 1:
+        raise ValueError(f"labels of shape {tuple(y.shape)} for logits of {tuple(moment.logits.shape)}: another task?")
+    highest = int(y[y != IGNORE].max()) if y.dim() > 1 and bool((y != IGNORE).any()) else int(y.max())
+    if highest >= classes and not (y.dim() > 1 and highest == IGNORE):
         raise ValueError(f"labels go up to {highest}, and the network has {classes} classes: is it for other data?")
 
 

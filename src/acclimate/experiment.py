@@ -88,8 +88,28 @@ class Run:
         arguments |= plan.overrides.get(job.method, {})
         if self._needs_source(job.method):
             arguments["source"] = [x for x, _ in self._source(job.seed).on(plan.device)]
-        preset = plan.preset or self.network.family
-        return method.preset(preset, self.network.model, **arguments)
+        return method.preset(self.family, self.network.model, **arguments)
+
+    @property
+    def task(self) -> str:
+        """What the data is for."""
+        return getattr(self.suite, "task", "classification")
+
+    @property
+    def family(self) -> str:
+        """Whose hyper-parameters of the paper to start from."""
+        return self.plan.preset or ("segformer-b5" if self.task == "segmentation" else self.network.family)
+
+    def unfit(self) -> dict[str, str]:
+        """Methods of the plan that cannot be run here, and why."""
+        told = {
+            name: f"it is for {METHODS[name].task}, and the data for {self.task}"
+            for name in self.plan.methods
+            if METHODS[name].task not in ("any", self.task)
+        }
+        if "bn-adapt" in self.plan.methods and self.network.family != "resnet50":
+            told["bn-adapt"] = "it needs BatchNorm layers, and the network has none"
+        return told
 
     def _needs_source(self, method: str) -> bool:
         takes = "source" in inspect.signature(METHODS[method]).parameters
@@ -111,8 +131,8 @@ class Run:
                 f"{needing[0]} needs clean images, and {self.plan.data.partition(':')[0]} has none: name them with "
                 f"source=, such as imagenet:FOLDER, or set {needing[0]}.beta=0"
             )
-        if "bn-adapt" in self.plan.methods and self.network.family != "resnet50":
-            raise PlanError("bn-adapt needs BatchNorm layers, and the network has none: leave it out")
+        for method, why in self.unfit().items():
+            raise PlanError(f"{method} does not fit: {why}. Leave it out")
 
     def do(self, job: Job, on_batch: Callable[[Moment, float], None] | None = None) -> Result:
         """Carry out a job, or what is left of it; done ones are read."""
@@ -149,8 +169,7 @@ class Run:
 
     def _seconds(self, method: str, scenario: Scenario, batches: int) -> float:
         """A sample's time."""
-        preset = self.plan.preset or self.network.family
-        adapter = METHODS[method].preset(preset, self.network.model, precision=self.plan.precision)
+        adapter = METHODS[method].preset(self.family, self.network.model, precision=self.plan.precision)
         taken, seen = 0.0, 0
         for index, (x, _) in zip(range(batches + 1), scenario.domains[0].on(self.plan.device), strict=False):
             start = time.perf_counter()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .evaluate import Result
 
-__all__ = ["accuracy_along_all", "along", "cost", "examples", "forgetting", "reliability"]
+__all__ = ["accuracy_along_all", "along", "cost", "examples", "forgetting", "reliability", "scenes"]
 
 _STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -38,6 +38,7 @@ _COLOURS = {
     "ROID": "#f28cb1",
     "RDumb": "#7a9a01",
     "TEA": "#6b4c9a",
+    "DAT": "#17807e",
     "ETA": "#b279a2",
     "EATA": "#54a24b",
     "ETAC": "#eeca3b",
@@ -60,7 +61,7 @@ def _along(axes: Axes, results: Sequence[Result], values: Sequence[Sequence[floa
         shown = [100 * v for v in line]
         axes.plot(range(len(line)), shown, "o-", ms=4, lw=1.8, color=_colour(result), label=result.method)
     axes.set_xticks(range(len(names)), [n.replace("_", " ") for n in names], rotation=40, ha="right")
-    axes.set_ylabel("accuracy (%)")
+    axes.set_ylabel(f"{results[0].score_name} (%)")
 
 
 @mpl.rc_context(_STYLE)
@@ -81,7 +82,7 @@ def along(results: Sequence[Result], name: str) -> Figure:
     figure, (ax,) = _axes(9, 3.4)
     lines = [[getattr(domain, name) for domain in result.domains] for result in results]
     _along(ax, results, lines, [domain.name for domain in results[0].domains])
-    label = {"accuracy": "accuracy", "ece": "calibration error"}[name]
+    label = {"score": results[0].score_name, "ece": "calibration error"}[name]
     ax.set_ylabel(f"{label} (%)")
     ax.set_title(f"{results[0].network}: {label} along the stream")
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
@@ -90,15 +91,15 @@ def along(results: Sequence[Result], name: str) -> Figure:
 
 @mpl.rc_context(_STYLE)
 def cost(results: Sequence[Result]) -> Figure:
-    """Accuracy against passes a sample: up and to the left is better."""
+    """Accuracy, or mIoU, against passes a sample: up and to the left is better."""
     figure, (ax,) = _axes(9, 3.6)
     for result in results:
-        samples = sum(sum(domain.count) for domain in result.domains)
+        samples = sum(domain.images or sum(domain.count) for domain in result.domains)
         passes = (result.forwards + result.backwards) / samples
-        ax.scatter(passes, 100 * result.accuracy, s=60, color=_colour(result), label=result.method, zorder=3)
+        ax.scatter(passes, 100 * result.score, s=60, color=_colour(result), label=result.method, zorder=3)
     ax.set_xscale("log")
-    ax.set(xlabel="forward and backward passes a sample", ylabel="accuracy (%)")
-    ax.set_title("Cost against accuracy")
+    ax.set(xlabel="forward and backward passes a sample", ylabel=f"{results[0].score_name} (%)")
+    ax.set_title(f"Cost against {results[0].score_name}")
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
@@ -154,3 +155,31 @@ def examples(pictures: Sequence[tuple[str, Tensor]], gap: int = 2) -> Figure:
     ax.set_yticks(middles, [name.replace("_", " ") for name, _ in pictures])
     ax.tick_params(length=0)
     return figure
+
+
+@mpl.rc_context(_STYLE | {"axes.grid": False, "axes.spines.left": False, "axes.spines.bottom": False})
+def scenes(rows: Sequence[tuple[str, Sequence[tuple[str, Tensor]]]]) -> Figure:
+    """Street scenes: a row a domain, with images (3, H, W) and labels (H, W) in its columns."""
+    columns = len(rows[0][1])
+    height, width = rows[0][1][0][1].shape[-2:]
+    figure = Figure(figsize=(2.4 * columns, 2.4 * len(rows) * height / width + 0.3), layout="constrained")
+    axes = figure.subplots(len(rows), columns, squeeze=False)
+    for line, (name, pictures) in zip(axes, rows, strict=True):
+        for ax, (title, picture) in zip(line, pictures, strict=True):
+            ax.imshow((picture if picture.dim() == 3 else _coloured(picture)).movedim(0, -1).clamp(0, 1).cpu().numpy())
+            ax.set(xticks=[], yticks=[])
+            if line is axes[0]:
+                ax.set_title(title)
+        line[0].set_ylabel(name)
+    return figure
+
+
+def _coloured(labels: Tensor) -> Tensor:
+    """A colour a class, Cityscapes' first; black where a pixel does not count."""
+    from .data.scenes import CITYSCAPES
+
+    colours = torch.zeros(256, 3)
+    colours[: len(CITYSCAPES)] = torch.tensor([*CITYSCAPES.values()]) / 255
+    spare = torch.arange(len(CITYSCAPES), 255)
+    colours[spare] = torch.stack([spare * k % 97 / 96 for k in (31, 57, 83)], 1)
+    return colours[labels.long().cpu()].movedim(-1, 0)

@@ -41,20 +41,23 @@ class Learner(Stateful, ABC):
         if (when := self._foreseen(when)) is not False:
             self._step(self.gradients(torch.stack([*terms.values()]).sum()), when, terms)
 
-    def gradients(self, loss: Tensor) -> list[Tensor]:
-        """∂loss/∂θ of the adapted parameters; nought where one is not used."""
+    def gradients(self, loss: Tensor, *, again: bool = False) -> list[Tensor]:
+        """∂loss/∂θ of the adapted parameters; nought where one is not used. With `again`, the graph stays."""
         if self.part is not None:
             return self.runner.gradients(loss, self.part)
         with self._own_gradients():
-            self._backward(loss)
+            self._backward(loss, again=again)
             return [p.grad for p in self.adapted if p.grad is not None]
 
-    def descend(self, gradients: Sequence[Tensor], *, when: bool | Tensor = True, **terms: Tensor) -> None:
-        """One optimizer step by given gradients, those of the loss's terms, `when` there is anything to learn from."""
+    def descend(self, gradients: Sequence[Tensor | None], *, when: bool | Tensor = True, **terms: Tensor) -> None:
+        """One optimizer step by given gradients, those of the loss's terms, `when` there is anything to learn from.
+
+        A parameter without one stays as it is.
+        """
         if (when := self._foreseen(when)) is not False:
             self._step(gradients, when, terms)
 
-    def _step(self, gradients: Sequence[Tensor], when: bool | Tensor, terms: Mapping[str, Tensor]) -> None:
+    def _step(self, gradients: Sequence[Tensor | None], when: bool | Tensor, terms: Mapping[str, Tensor]) -> None:
         if self.optimizer is None:
             raise TypeError(f"{type(self).__name__} was built without parameters to adapt")
         with self._own_gradients():
@@ -78,13 +81,13 @@ class Learner(Stateful, ABC):
         """Whether a condition of an update may stay on the device."""
         return self.optimizer is None or can_wait(self.optimizer)
 
-    def _backward(self, loss: Tensor) -> None:
+    def _backward(self, loss: Tensor, *, again: bool = False) -> None:
         if not loss.requires_grad:
             raise RuntimeError(
                 "the logits carry no gradient: does the model's forward use torch.no_grad() or detach()?"
             )
         with self.normalising(self.step.size):  # activation checkpoints run the forward again in here
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward(retain_graph=again)  # type: ignore[no-untyped-call]
         for p in self.adapted:
             if p.grad is None:  # in a branch that was left out: momentum goes on as if its gradient were nought
                 p.grad = torch.zeros_like(p)

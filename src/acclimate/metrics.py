@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-__all__ = ["BINS", "Meter", "calibration_error"]
+from .pixels import resized
+
+__all__ = ["BINS", "IGNORE", "Confusion", "Meter", "Scores", "calibration_error"]
+
+IGNORE = 255
+"""The label of pixels that do not count."""
 
 BINS = 15
 """Of the expected calibration error."""
@@ -130,3 +137,65 @@ class Meter:
         both = Meter()
         both.fine, both.sums = self.fine.cpu() + other.fine.cpu(), self.sums.cpu() + other.sums.cpu()
         return both
+
+
+class Confusion:
+    """How often each class was taken for each other, a pixel at a time: IoU = TP/(TP + FP + FN)."""
+
+    def __init__(self, classes: int) -> None:
+        self.counts = torch.zeros(classes, classes, dtype=torch.int64)
+        """A row a label, a column a prediction."""
+
+    @torch.no_grad()
+    def update(self, predicted: Tensor, targets: Tensor, ignore: int = IGNORE) -> None:
+        """Take in labels of the same shape."""
+        classes, y = len(self.counts), targets.to(predicted.device).long()
+        counted = y != ignore
+        pairs = (y * classes + predicted)[counted]
+        self.counts = self.counts.to(pairs.device)
+        self.counts += torch.bincount(pairs, minlength=classes**2).view(classes, classes)
+
+    @property
+    def iou(self) -> Tensor:
+        """Of each class; NaN where a class was neither there nor predicted."""
+        counts = self.counts.cpu().double()
+        hit = counts.diagonal()
+        return hit / (counts.sum(0) + counts.sum(1) - hit)
+
+    @property
+    def miou(self) -> float:
+        """The mean over the classes that were there or were predicted."""
+        return float(self.iou.nanmean())
+
+
+class Scores:
+    """A stream's predictions, scored: a classifier's, or a segmenter's at the resolution of its labels."""
+
+    def __init__(self) -> None:
+        self.meter = Meter()
+        self.confusion: Confusion | None = None
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Take in a batch."""
+        if logits.dim() == 2:
+            self.meter.update(logits, targets)
+            return
+        z = resized(logits, targets)
+        if self.confusion is None:
+            self.confusion = Confusion(z.shape[1])
+        self.confusion.update(z.argmax(1), targets)
+        self.meter.update(z, targets, ignore=IGNORE)
+
+    @property
+    def score(self) -> float:
+        """What counts most: accuracy, or mIoU."""
+        return self.meter.accuracy if self.confusion is None else self.confusion.miou
+
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers, by name."""
+        told: dict[str, Any] = dict(self.meter.as_dict())
+        told["count"], told["confident"], told["correct"] = self.meter.bins.tolist()
+        if self.confusion is not None:
+            told["miou"] = self.confusion.miou
+            told["iou"] = [None if each != each else each for each in self.confusion.iou.tolist()]
+        return told

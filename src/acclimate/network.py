@@ -30,8 +30,8 @@ def check_images(x: object, device: torch.device) -> Tensor:
 
 
 def read_logits(output: object, x: Tensor) -> Tensor:
-    """The logits in a network's output: the output itself, or its `.logits` (transformers)."""
-    logits = getattr(output, "logits", output)
+    """The logits in a network's output: the output itself, its `.logits` (transformers) or `["out"]` (torchvision)."""
+    logits = output["out"] if isinstance(output, dict) and "out" in output else getattr(output, "logits", output)
     if not isinstance(logits, Tensor):
         raise TypeError(
             f"the model returned {type(output).__name__}, not logits: wrap it in a module whose forward returns one "

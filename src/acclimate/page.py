@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -11,13 +12,16 @@ from torch import Tensor
 from . import figures, report
 from .evaluate import Result
 from .experiment import Run
+from .methods import METHODS
+from .pixels import resized
 from .plan import Job
 from .report import Section
 from .results import Stored
 from .tables import differences
 
-__all__ = ["selection_pictures", "write_page"]
+__all__ = ["scene_pictures", "selection_pictures", "write_page"]
 
+SHOWN = ("eata-c", "eta-c", "dat", "cotta", "eata", "eta", "tent")
 SELECTING = ("eata", "eta", "eata-c", "eta-c", "rdumb", "sar", "roid")
 
 
@@ -27,11 +31,15 @@ def write_page(path: Path, results: Sequence[Stored], run: Run | None = None) ->
     for stored in results:
         groups.setdefault(str(stored.content["model"]), []).append(stored.result)
     sections = [_section(network, runs) for network, runs in groups.items()]
-    if run is not None and (pictures := selection_pictures(run)):
+    if run is not None and run.task == "classification" and (pictures := selection_pictures(run)):
         method, kept, removed = pictures
         drawn = figures.examples([("learned from", kept), ("left out", removed)])
         caption = f"Images of one batch that {method} learned from, and images that it left out."
         sections.append(Section("What was learned from", [], [(caption, drawn)]))
+    if run is not None and run.task == "segmentation":
+        method, scenes = scene_pictures(run)
+        caption = f"A scene of each domain: what the source network sees in it, and {method}, a few scenes into it."
+        sections.append(Section("Scenes", [], [(caption, figures.scenes(scenes))]))
     protocol = results[0].content["protocol"]
     lead = f"{protocol['data'].partition(':')[0]}, {protocol['scenario']}, severity {protocol['severity']}."
     if told := differences(results):
@@ -41,17 +49,19 @@ def write_page(path: Path, results: Sequence[Stored], run: Run | None = None) ->
 
 def _section(network: str, runs: Sequence[Result]) -> Section:
     first = [run for run in runs if run.seed == runs[0].seed]
+    name = first[0].score_name
+    told = "Accuracy" if name == "accuracy" else name
     drawn = [
-        ("Accuracy along the stream.", figures.along(first, "accuracy")),
+        (f"{told} along the stream.", figures.along(first, "score")),
         ("Expected calibration error along the stream.", figures.along(first, "ece")),
         (
             "How often predictions of each confidence are right. On the dashed line confidence means what it says.",
             figures.reliability(first),
         ),
-        ("Cost against accuracy: forward and backward passes a sample.", figures.cost(first)),
+        (f"Cost against {name}: forward and backward passes a sample.", figures.cost(first)),
     ]
     if all(run.clean_before is not None for run in first):
-        drawn.append(("Accuracy on clean images, probed after each domain.", figures.forgetting(first)))
+        drawn.append((f"{told} on clean images, probed after each domain.", figures.forgetting(first)))
     return Section(network, runs, drawn)
 
 
@@ -75,6 +85,28 @@ def selection_pictures(run: Run, batches: int = 4, most: int = 10) -> tuple[str,
     finally:
         adapter.reset()
     return found
+
+
+def scene_pictures(run: Run, batches: int = 4) -> tuple[str, list[tuple[str, list[tuple[str, Tensor]]]]]:
+    """The method that is shown, and for each condition the last of a few scenes: image, predictions, label."""
+    method = next((name for name in SHOWN if name in run.plan.methods), run.plan.methods[-1])
+    job = Job(method, run.plan.seeds[0])
+    domains = [d for d in run.scenario(job.seed).domains if getattr(d, "round", 1) == 1]
+    seen: dict[str, list[tuple[str, Tensor]]] = {}
+    for each, title in ((Job("source", job.seed), "source"), (job, method)):
+        adapter = run.adapter(each)
+        try:
+            for domain in domains:
+                adapter.new_domain()
+                few = [*islice(domain.on(run.plan.device), batches)]
+                predictions = [adapter(x) for x, _ in few]
+                x, label = few[-1][0], few[-1][1][0]
+                predicted = resized(predictions[-1], label).argmax(1)[0]
+                name = domain.name.removesuffix(", round 1")
+                seen.setdefault(name, [("image", x[0].cpu()), ("label", label)]).insert(-1, (title, predicted.cpu()))
+        finally:
+            adapter.reset()
+    return METHODS[method].__name__, [*seen.items()]
 
 
 def _padded(images: Tensor, count: int) -> Tensor:

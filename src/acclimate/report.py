@@ -15,13 +15,17 @@ from matplotlib.figure import Figure
 from .evaluate import Result
 from .files import write_text
 
-__all__ = ["COLUMNS", "Section", "markdown", "rows", "write_html", "write_json"]
+__all__ = ["Section", "columns", "markdown", "rows", "write_html", "write_json"]
 
-COLUMNS = ("method", "acc %", "ECE %", "forwards", "backwards", "clean before", "clean after", "seconds")
+
+def columns(results: Sequence[Result]) -> tuple[str, ...]:
+    """The table's; a segmenter is told by its mIoU."""
+    score = "acc %" if any(r.miou is None for r in results) else "mIoU %"
+    return ("method", score, "ECE %", "forwards", "backwards", "clean before", "clean after", "seconds")
 
 
 def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
-    """The table, a row a method, in the order of `COLUMNS`."""
+    """The table, a row a method, in the order of `columns`."""
 
     def percent(value: float | None) -> str:
         return "–" if value is None else f"{100 * value:.1f}"
@@ -29,7 +33,7 @@ def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
     return [
         (
             r.method,
-            percent(r.accuracy),
+            percent(r.accuracy if r.miou is None else r.miou),
             percent(r.ece),
             f"{r.forwards:,}",
             f"{r.backwards:,}",
@@ -43,7 +47,8 @@ def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
 
 def markdown(results: Sequence[Result]) -> str:
     """The table in Markdown."""
-    lines = [COLUMNS, ("---", *["---:"] * (len(COLUMNS) - 1)), *rows(results)]
+    head = columns(results)
+    lines = [head, ("---", *["---:"] * (len(head) - 1)), *rows(results)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -78,7 +83,7 @@ def write_html(path: Path, title: str, lead: str, sections: Sequence[Section]) -
 
 
 def _html(section: Section) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in COLUMNS)
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns(section.results))
     cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows(section.results))
     body = "".join(f"<tr>{row}</tr>\n" for row in cells)
     table = f'<div class="table"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n'

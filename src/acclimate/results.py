@@ -137,5 +137,5 @@ class ResultFolder:
         path = self.path / f"source-seed{job.seed}.json"
         source = result if job.method == "source" else Stored.read(path).result if path.is_file() else None
         accuracy = None if source is None else {domain.name: domain.accuracy for domain in source.domains}
-        sizes = asdict(preprocess)
+        sizes = None if preprocess is None else asdict(preprocess)
         return {"weights": result.origin.get("model"), "preprocess": sizes, "source_accuracy": accuracy}

@@ -65,8 +65,9 @@ class Suite(Protocol):
 def drawn(
     name: str, part: Part, *, batch_size: int = 64, images: int | None = None, seed: int = 0, workers: int = 0
 ) -> Drawn:
-    """A domain of one part in an order that `seed` decides; with `images`, the first so many of it."""
-    order = torch.randperm(len(part.images), generator=Generator().manual_seed(seed)).tolist()
+    """A domain of one part in an order that `seed` decides, or its own; with `images`, the first so many of it."""
+    shuffled = torch.randperm(len(part.images), generator=Generator().manual_seed(seed)).tolist()
+    order = range(len(part.images)) if part.ordered else shuffled
     return Drawn(name, [part], [(0, index) for index in order[:images]], batch_size, seed, workers)
 
 
@@ -102,7 +103,9 @@ def rounds(suite: Suite, *, times: int = 10, **options: Any) -> Scenario:
     """The same shifts again and again, as ACDC's four conditions for ten rounds."""
     once = lifelong(suite, **options)
     domains = [
-        replace(domain, name=f"{domain.name}, round {number + 1}") for number in range(times) for domain in _drawn(once)
+        replace(domain, name=f"{domain.name}, round {number}", round=number)
+        for number in range(1, times + 1)
+        for domain in _drawn(once)
     ]
     return Scenario(f"rounds-{times}", domains)
 

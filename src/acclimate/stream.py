@@ -23,9 +23,9 @@ Change: TypeAlias = Callable[[Tensor, Generator], Tensor]
 
 
 class ImageSet(Protocol):
-    """Images as uint8 (C, H, W), or floating point in [0, 1], each with its label."""
+    """Images as uint8 (C, H, W), or floating point in [0, 1], each with its label, or a label a pixel (H, W)."""
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]: ...
+    def __getitem__(self, index: int) -> tuple[Tensor, int | Tensor]: ...
 
     def __len__(self) -> int: ...
 
@@ -83,6 +83,8 @@ class Part:
 
     images: ImageSet
     change: Change | None = None
+    ordered: bool = False
+    """They come in their own order, as recordings do."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,8 @@ class Drawn:
     batch_size: int = 64
     seed: int = 0
     workers: int = 0
+    round: int = 1
+    """The how manieth time the domain is met."""
 
     def on(self, device: torch.device | str) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches, read as they are asked for."""
@@ -130,25 +134,26 @@ class Drawn:
         return -(-len(self.picks) // self.batch_size)
 
 
-class _Picked(Dataset[tuple[Tensor, int, int]]):
+class _Picked(Dataset[tuple[Tensor, "int | Tensor", int]]):
     def __init__(self, parts: Sequence[Part], picks: Sequence[tuple[int, int]]) -> None:
         self.parts, self.picks = parts, picks
 
     def __len__(self) -> int:
         return len(self.picks)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int, int]:
+    def __getitem__(self, index: int) -> tuple[Tensor, int | Tensor, int]:
         part, image = self.picks[index]
         x, y = self.parts[part].images[image]
         return x, y, part
 
 
-def _collate(samples: Sequence[tuple[Tensor, int, int]]) -> tuple[Tensor, Tensor, list[int]]:
+def _collate(samples: Sequence[tuple[Tensor, int | Tensor, int]]) -> tuple[Tensor, Tensor, list[int]]:
     images, labels, parts = zip(*samples, strict=True)
     if len({image.shape for image in images}) > 1:
         sizes = " and ".join(sorted({f"{image.shape[-1]}×{image.shape[-2]}" for image in images})[:2])
         raise ValueError(f"images of {sizes} pixels cannot be one batch: give the network a crop (Preprocess)")
-    return torch.stack(images), torch.tensor(labels), list(parts)
+    y = torch.stack([label if isinstance(label, Tensor) else torch.tensor(label) for label in labels])
+    return torch.stack(images), y, list(parts)
 
 
 def _floating(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Results as tables in the paper's layout: domains as columns, accuracy and ECE as rows, averages and passes."""
+"""Results as tables in the paper's layout: domains as columns, accuracy (or mIoU) and ECE as rows, means and passes."""
 
 from __future__ import annotations
 
@@ -58,14 +58,15 @@ def paper_table(results: Sequence[Stored]) -> tuple[list[str], list[list[str]]]:
         forwards, backwards = (
             mean(getattr(run, key) / len(run.domains) for run in runs) for key in ("forwards", "backwards")
         )
-        for kind, key in (("Acc.", "accuracy"), ("ECE", "ece")):
+        score = ("Acc.", "accuracy") if any(run.miou is None for run in runs) else ("mIoU", "miou")
+        for kind, key in (score, ("ECE", "ece")):
             by_name: dict[str, list[float]] = {name: [] for name in names}
             for domain in (domain for run in runs for domain in run.domains):
                 by_name[domain.name].append(100 * getattr(domain, key))
             cells = [f"{mean(values):.1f}" if values else "–" for values in by_name.values()]
             whole = [100 * getattr(r, key) for r in runs]
             average = f"{mean(whole):.2f}" + (f" ± {stdev(whole):.2f}" if len(whole) > 1 else "")
-            first = kind == "Acc."
+            first = kind == score[0]
             passes = [f"{forwards:,.0f}", f"{backwards:,.0f}"] if first else ["", ""]
             rows.append([label if first else "", kind, *cells, average, *passes])
     return header, rows

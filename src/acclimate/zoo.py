@@ -36,7 +36,8 @@ class Loaded:
 
     name: str
     model: nn.Module
-    preprocess: Preprocess
+    preprocess: Preprocess | None
+    """None: a segmenter takes images of any size, and the data has its own."""
 
     @property
     def family(self) -> str:
@@ -80,6 +81,8 @@ def _torchvision(name: str, weights: Path | None) -> Loaded:
         ) from error
     _fill(net, weights)
     how = _interpolation(transforms.interpolation.value)
+    if not hasattr(transforms, "crop_size"):
+        return Loaded(f"torchvision:{name}", Normalised(net, transforms.mean, transforms.std), None)
     sizes = Preprocess(transforms.resize_size[0], transforms.crop_size[0], how)
     return Loaded(f"torchvision:{name}", Normalised(net, transforms.mean, transforms.std), sizes)
 
@@ -89,10 +92,17 @@ def _hugging_face(name: str, weights: Path | None) -> Loaded:
     if weights is not None:
         raise NetworkError("hf: takes a name or a folder in the hub's format, not a file of weights")
     try:
-        net = transformers.AutoModelForImageClassification.from_pretrained(name)
+        made_for = transformers.AutoConfig.from_pretrained(name).architectures or [""]
+        segments = "SemanticSegmentation" in made_for[0]
+        kind = (
+            transformers.AutoModelForSemanticSegmentation if segments else transformers.AutoModelForImageClassification
+        )
+        net = kind.from_pretrained(name)
         processor = transformers.AutoImageProcessor.from_pretrained(name)
     except OSError as error:
         raise NetworkError(f"transformers could not load {name!r}: {str(error).splitlines()[0]}") from error
+    if segments:
+        return Loaded(f"hf:{name}", Normalised(net, processor.image_mean, processor.image_std), None)
     size = processor.size
     side = int(size.get("shortest_edge") or size["height"])
     cuts = getattr(processor, "do_center_crop", False)
@@ -133,7 +143,7 @@ KINDS: dict[str, str] = {
     "digits-vit": "the demo's small ViT, with LayerNorm",
     "timm:NAME": "timm's, weights from its hub, or of a file: timm:NAME=FILE",
     "torchvision:NAME": "torchvision's, or torchvision:NAME=FILE",
-    "hf:NAME": "an image classifier of transformers, by name or from a folder",
+    "hf:NAME": "an image classifier or a segmenter of transformers, by name or from a folder",
     "FILE.py:FUNCTION": "your own: a function that returns a network for images in [0, 1], or it and a Preprocess",
 }
 """What `load_network` takes."""

@@ -61,6 +61,25 @@ def _cifar100_c(path: str, preprocess: Preprocess | None) -> Suite:  # noqa: ARG
     return CIFARC(path, "cifar100-c")
 
 
+def _cityscapes(path: str, preprocess: Preprocess | None) -> Suite:
+    from .scenes import Cityscapes
+
+    return Cityscapes(path, preprocess)
+
+
+def _acdc(path: str, preprocess: Preprocess | None) -> Suite:
+    from .scenes import ACDC
+
+    root, _, clean = path.partition(",")
+    return ACDC(root, preprocess, clean=clean or None)
+
+
+def _scenes(path: str, preprocess: Preprocess | None) -> Suite:
+    from .scenes import SceneFolder
+
+    return SceneFolder(path, preprocess)
+
+
 def _folder(path: str, preprocess: Preprocess | None) -> Suite:
     from .on_the_fly import Corrupted
 
@@ -91,6 +110,9 @@ SUITES: dict[str, tuple[Callable[[str, Preprocess | None], Suite], str]] = {
     "cifar100-c": (_cifar100_c, "cifar100-c:FOLDER of .npy files"),
     "corrupted": (_corrupted, "corrupted:NAME:FOLDER, any of these, its clean images corrupted on the fly"),
     "folder": (_folder, "folder:FOLDER with a folder for each class, corrupted on the fly"),
+    "acdc": (_acdc, "acdc:FOLDER[,CITYSCAPES], street scenes in fog, at night, in rain and snow, for segmenters"),
+    "cityscapes": (_cityscapes, "cityscapes:FOLDER, its validation scenes under weather made on the fly"),
+    "scenes": (_scenes, "scenes:FOLDER with images/ and labels/ of the same names, under weather made on the fly"),
 }
 """Every data set by its name on the command line, and what to write."""
 

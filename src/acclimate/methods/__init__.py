@@ -3,6 +3,7 @@
 from ..adapter import Adapter
 from .bn_adapt import BNAdapt
 from .cotta import CoTTA
+from .dat import DAT
 from .eata import EATA, ETA
 from .eata_c import EATAC, ETAC
 from .memo import MEMO
@@ -23,6 +24,7 @@ METHODS: dict[str, type[Adapter]] = {
     "roid": ROID,
     "rdumb": RDumb,
     "tea": TEA,
+    "dat": DAT,
     "eta": ETA,
     "eata": EATA,
     "eta-c": ETAC,
@@ -31,6 +33,7 @@ METHODS: dict[str, type[Adapter]] = {
 """Every method by its name on the command line."""
 
 __all__ = [
+    "DAT",
     "EATA",
     "EATAC",
     "ETA",

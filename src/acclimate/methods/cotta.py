@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -16,6 +17,7 @@ from ..augment import Augment, Views
 from ..functional import confidence, symmetric_cross_entropy
 from ..network import refuse_non_finite
 from ..parameters import Parameters
+from ..pixels import RATIOS, probabilities, resized, teach
 from ..randomness import on_device
 from ..teacher import Teacher
 
@@ -30,14 +32,18 @@ class CoTTA(Adapter):
     Where the anchor, which is the source network, is unsure of a batch, the teacher averages its logits over augmented
     views. After each step a few elements of θ, drawn at random, go back to the source. Returns the teacher's logits.
 
+    A segmenter learns the teacher's labels, min_θ mean −log p(ŷ_t): those of one view where the anchor is sure of a
+    pixel, those of a mean over views of several sizes, each also mirrored, where it is not (see `pixels`).
+
     Args:
-        model: a classifier that takes images in [0, 1] (see `acclimate.Normalised`).
+        model: a classifier that takes images in [0, 1] (see `acclimate.Normalised`), or a segmenter.
         momentum: of the teacher.
-        restoration: the probability that an element of θ goes back to the source; 0.01 on CIFAR.
-        threshold: p_th: there are views where the anchor's mean confidence is below it.
-        views: how many.
-        loss: `"symmetric"`, or `"teacher"`, the cross-entropy −Σ p_t log p alone, as on CIFAR.
-        augment: makes a view: a callable of (images, generator).
+        restoration: the probability that an element of θ goes back to the source; 0.01 on CIFAR and for segmenters.
+        threshold: p_th: there are views where the anchor's confidence is below it, a batch's mean or a pixel's.
+        views: how many, for a classifier.
+        loss: `"symmetric"`, or `"teacher"`, the cross-entropy −Σ p_t log p alone, as on CIFAR; of a classifier.
+        augment: makes a classifier's view: a callable of (images, generator).
+        ratios: sizes of a segmenter's views.
         options: what every adapter takes, such as `lr` and `engine`: see `Adapter`. All
             parameters adapt unless others are named.
     """
@@ -46,7 +52,6 @@ class CoTTA(Adapter):
     default_lr: ClassVar[float] = 0.01
     default_optimizer: ClassVar[Any] = partial(SGD, momentum=0.9, nesterov=True)
     default_parameters: ClassVar[Parameters | None] = "all"
-    dense = False
 
     def __init__(
         self,
@@ -58,6 +63,7 @@ class CoTTA(Adapter):
         views: int = 32,
         loss: Literal["symmetric", "teacher"] = "symmetric",
         augment: Augment | None = None,
+        ratios: Sequence[float] = RATIOS,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(model, **options)
@@ -66,7 +72,7 @@ class CoTTA(Adapter):
         if views < 1 or not 0 <= restoration <= 1:
             raise ValueError(f"CoTTA: views={views} must be at least 1, and restoration={restoration} in [0, 1]")
         self.momentum, self.restoration, self.threshold = momentum, restoration, threshold
-        self.views, self.loss = views, loss
+        self.views, self.loss, self.ratios = views, loss, tuple(ratios)
         self.unit_range = augment is None
         self.augment: Augment = Views() if augment is None else augment
         self.teacher = Teacher(self.names, momentum)
@@ -76,8 +82,13 @@ class CoTTA(Adapter):
         source = self.source_parameters()
         z_t = self._teach(x, source)
         z = self.predict(x).rows()
-        loss = symmetric_cross_entropy(z, z_t) if self.loss == "symmetric" else F.cross_entropy(z, z_t.softmax(1))
-        self.update(consistency=loss.mean())
+        if z.dim() > 2:
+            loss = F.cross_entropy(resized(z, x), z_t.argmax(1))
+        elif self.loss == "symmetric":
+            loss = symmetric_cross_entropy(z, z_t).mean()
+        else:
+            loss = F.cross_entropy(z, z_t.softmax(1))
+        self.update(consistency=loss)
         self.teacher.follow(dict(zip(self.names, self.adapted, strict=True)), source)
         self._restore_some(source)
         return z_t
@@ -87,6 +98,9 @@ class CoTTA(Adapter):
         """The teacher's logits, averaged over views where the anchor is unsure."""
         teacher = self.teacher.of(source)
         logits = self.infer(x, teacher)
+        if logits.dim() > 2:
+            anchor = probabilities(partial(self.logits, parameters=source), x).amax(1)
+            return teach(partial(self.logits, parameters=teacher), logits, anchor, x, self.ratios, self.threshold)
         if confidence(self.logits(x, source)).mean() >= self.threshold:
             return logits
         total = torch.zeros_like(logits)

@@ -35,7 +35,7 @@ class MEMO(Adapter):
     cost = (65, 64)
     default_optimizer: ClassVar[Any] = SGD
     default_parameters: ClassVar[Parameters | None] = "all"
-    dense = False
+    task = "classification"
     episodic = True
     without = ("statistics", "strategy")
 

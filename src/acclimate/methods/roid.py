@@ -37,7 +37,7 @@ class ROID(Adapter):
 
     cost = (2, 2)
     default_optimizer: ClassVar[Any] = partial(SGD, momentum=0.9, nesterov=True)
-    dense = False
+    task = "classification"
     mean: Tensor | None
 
     def __init__(

@@ -34,7 +34,7 @@ class TEA(Adapter):
     """
 
     cost = (23, 22)
-    dense = False
+    task = "classification"
 
     def __init__(
         self,

@@ -1,0 +1,326 @@
+"""Segmenters: methods against literal transcriptions, layouts on disk, metrics, and a run from folder to page."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transcriptions as plain
+from networks import make, stream
+from PIL import Image
+from torch import Generator, Tensor, nn
+from torch.optim import Adam
+from typer.testing import CliRunner
+
+from acclimate import DAT, EATA, METHODS, CoTTA, Tent
+from acclimate.cli import app
+from acclimate.data import DataError, open_suite
+from acclimate.data.scenes import CITYSCAPES, read_labels
+from acclimate.data.weather import WEATHER, weather
+from acclimate.evaluate import evaluate
+from acclimate.functional import entropy
+from acclimate.metrics import Confusion, Scores
+from acclimate.pixels import RATIOS
+from acclimate.scenarios import rounds
+from acclimate.stream import Domain, Scenario
+from acclimate.zoo import load_network
+
+SINGLE = [x[:1].double() for x in stream(6)]
+FEW = (0.5, 1.0, 1.5)
+
+
+class Coarse(nn.Module):
+    """A segmenter that answers at a lower resolution, as SegFormer does; sharp, so that some pixels are sure."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make("seg")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 4 * nn.functional.avg_pool2d(self.net(x), 2)
+
+
+# Methods --------------------------------------------------------------------------------------------------------------
+
+
+def test_cotta_on_pixels() -> None:
+    theirs = plain.cotta_for_pixels(Coarse().double(), SINGLE, 1e-3, FEW, threshold=0.5, momentum=0.7)
+    adapter = CoTTA(
+        Coarse().double(),
+        optimizer=partial(Adam, lr=1e-3),
+        threshold=0.5,
+        momentum=0.7,
+        restoration=0,
+        ratios=FEW,
+        statistics="source",
+    )
+    for x, labels in zip(SINGLE, theirs, strict=True):
+        logits = adapter(x)
+        assert logits.shape[-2:] == x.shape[-2:]
+        assert torch.equal(logits.argmax(1), labels)
+        assert adapter.last.forwards == 2 * len(FEW) + 2, "each view once, the anchor, the student"
+        assert int(adapter.last.backwards) == 1
+    torch.testing.assert_close(logits.logsumexp(1), torch.zeros_like(logits[:, 0]), rtol=0, atol=1e-9)
+
+
+def test_dat() -> None:
+    domains = [SINGLE[:3], SINGLE[3:]]
+    theirs, names = plain.dat(Coarse().double(), domains, 2e-3, FEW, search=2, top=2, momentum=0.7)
+    model = Coarse().double()
+    tensors = len([*model.parameters()])
+    adapter = DAT(model, lr=2e-3, share=2.5 / tensors, search=2, ratios=FEW, momentum=0.7, statistics="source")
+    place = 0
+    for domain in domains:
+        adapter.new_domain()
+        for x in domain:
+            assert torch.equal(adapter(x).argmax(1), theirs[place])
+            chosen = [name for name, own in zip(adapter.names, adapter.chosen.tolist(), strict=True) if own]
+            assert sorted(chosen) == names[place]
+            place += 1
+    assert names[1] == names[2], "nothing joins after the search"
+    assert 0 < len(names[-1]) < tensors
+    assert adapter.last.forwards == 2 * len(FEW) + 4
+
+
+def test_dat_halves_its_rate_each_round_and_starts_a_domain_anew() -> None:
+    adapter = DAT(Coarse(), lr=0.01, ratios=(1.0,), certain=0.1, uncertain=0.2)
+    x = stream()[0][:1]
+    adapter(x)
+    assert adapter.chosen.any()
+    adapter.new_domain(round=3)
+    assert not adapter.chosen.any()
+    assert int(adapter.seen) == 0
+    adapter(x)
+    assert adapter.optimizer.param_groups[0]["lr"] == 0.01 / 4
+    adapter.reset()
+    adapter(x)
+    assert adapter.optimizer.param_groups[0]["lr"] == 0.01
+
+
+def test_pixels_are_selected_one_by_one() -> None:
+    adapter = EATA.preset("segformer-b5", Coarse(), beta=0)
+    x = stream()[0][:1]
+    logits = adapter(x)
+    keep = entropy(logits) < 0.1 * np.log(logits.shape[1])
+    assert torch.equal(adapter.last.kept, keep)
+    assert 0 < keep.float().mean() < 1
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.task != "classification"])
+def test_segformers_of_transformers(name: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.SegformerConfig(
+        num_labels=5, depths=[1] * 4, hidden_sizes=[8, 16, 16, 16], decoder_hidden_size=16, num_attention_heads=[1] * 4
+    )
+    torch.manual_seed(0)
+    transformers.SegformerForSemanticSegmentation(config).save_pretrained(tmp_path)
+    transformers.SegformerImageProcessorPil().save_pretrained(tmp_path)
+    loaded = load_network(f"hf:{tmp_path}")
+    arguments = {"source": [torch.rand(2, 3, 64, 96)]} if name in ("eata", "eata-c") else {}
+    if name in ("cotta", "dat"):
+        arguments["ratios"] = FEW
+    try:
+        adapter = METHODS[name].preset("segformer-b5", loaded.model, **arguments)
+    except ValueError as error:
+        assert "no preset of" in str(error)  # noqa: PT017
+        adapter = METHODS[name](loaded.model, **arguments)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(2):
+        logits = adapter(torch.rand(1, 3, 64, 96, generator=generator))
+    coarse = (1, 5, 16, 24)
+    assert logits.shape == ((1, 5, 64, 96) if name in ("cotta", "dat") else coarse)
+    assert logits.isfinite().all()
+
+
+# Metrics --------------------------------------------------------------------------------------------------------------
+
+
+def test_iou_is_torchmetrics() -> None:
+    torchmetrics = pytest.importorskip("torchmetrics.classification")
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = Confusion(6), torchmetrics.MulticlassJaccardIndex(6, average="none", ignore_index=255)
+    for _ in range(3):
+        predicted = torch.randint(0, 5, (2, 9, 7), generator=generator)
+        targets = torch.where(torch.rand(2, 9, 7, generator=generator) < 0.5, predicted, predicted.flip(0)).byte()
+        targets[torch.rand(2, 9, 7, generator=generator) < 0.1] = 255
+        ours.update(predicted, targets)
+        theirs.update(predicted, targets.long())
+    expected = theirs.compute().double()
+    torch.testing.assert_close(ours.iou[:5], expected[:5], rtol=0, atol=1e-6)
+    assert ours.iou[5].isnan(), "a class that never comes up does not count"
+    assert ours.miou == pytest.approx(float(expected[:5].mean()))
+
+
+def test_scores_are_taken_at_the_labels_resolution_without_ignored_pixels() -> None:
+    labels = torch.zeros(1, 8, 8, dtype=torch.uint8)
+    labels[:, :, 4:] = 1
+    labels[:, 0] = 255
+    logits = torch.tensor([8.0, -8.0]).view(1, 2, 1, 1).expand(1, 2, 2, 2).clone()
+    logits[:, :, :, 1] *= -1
+    scores = Scores()
+    scores.update(logits, labels)
+    assert scores.meter.total == 56
+    assert scores.score == scores.confusion.miou == 1.0
+    assert scores.as_dict()["iou"] == [1.0, 1.0]
+
+
+def test_a_segmenter_is_told_by_its_miou() -> None:
+    x, y = stream()[0], torch.randint(0, 10, (8, 16, 16), generator=Generator().manual_seed(0))
+    result = evaluate(Tent(make("seg")), Scenario("fog", [Domain.of("fog", x, y, 1)]))
+    (domain,) = result.domains
+    assert domain.miou == result.miou == result.score
+    assert len(domain.iou) == 10
+    assert domain.images == 8
+    with pytest.raises(ValueError, match="labels go up to 12"):
+        evaluate(Tent(make("seg")), Scenario("fog", [Domain.of("fog", x, y + 3, 1)]))
+    with pytest.raises(ValueError, match="another task"):
+        evaluate(Tent(make("bn")), Scenario("fog", [Domain.of("fog", x, y, 8)]))
+
+
+# Data -----------------------------------------------------------------------------------------------------------------
+
+
+def save(path: Path, array: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(array).save(path)
+
+
+def picture(seed: int, height: int = 40, width: int = 60) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def labelled(seed: int, height: int = 40, width: int = 60, classes: int = 4) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, classes, (height, width), dtype=np.uint8)
+
+
+@pytest.fixture
+def acdc(tmp_path: Path) -> Path:
+    for condition in WEATHER:
+        for i in range(3):
+            stem = f"GOPR0001_frame_{i:06}"
+            save(tmp_path / "rgb_anon" / condition / "train" / "GOPR0001" / f"{stem}_rgb_anon.png", picture(i))
+            save(tmp_path / "gt" / condition / "train" / "GOPR0001" / f"{stem}_gt_labelTrainIds.png", labelled(i))
+    return tmp_path
+
+
+def test_acdc(acdc: Path) -> None:
+    suite = open_suite(f"acdc:{acdc}")
+    scenario = rounds(suite, times=2, batch_size=1)
+    assert [domain.name for domain in scenario.domains][::4] == ["fog, round 1", "fog, round 2"]
+    assert [domain.round for domain in scenario.domains] == [1] * 4 + [2] * 4
+    assert [index for _, index in scenario.domains[0].picks] == [0, 1, 2], "in the order of the recording"
+    x, y = next(scenario.domains[1].on("cpu"))
+    assert x.shape == (1, 3, 540, 810)
+    assert y.shape == (1, 40, 60)
+    assert y.dtype == torch.uint8
+    with pytest.raises(DataError, match="name Cityscapes"):
+        suite.clean()
+    (acdc / "gt" / "rain" / "train" / "GOPR0001" / "GOPR0001_frame_000001_gt_labelTrainIds.png").unlink()
+    with pytest.raises(DataError, match=r"rain: 1 of 3 images have no label, such as .*000001_gt_labelTrainIds"):
+        suite.part("rain", 5)
+    with pytest.raises(DataError, match="there is no folder"):
+        open_suite(f"acdc:{acdc / 'nowhere'}")
+
+
+def test_cityscapes_ids_are_translated(tmp_path: Path) -> None:
+    ids = np.array([[7, 8, 26, 33], [0, 1, 4, 255]], dtype=np.uint8)
+    save(tmp_path / "leftImg8bit" / "val" / "ulm" / "ulm_000000_000019_leftImg8bit.png", picture(0))
+    save(tmp_path / "gtFine" / "val" / "ulm" / "ulm_000000_000019_gtFine_labelIds.png", ids)
+    suite = open_suite(f"cityscapes:{tmp_path}")
+    _, labels = suite.clean().images[0]
+    assert labels.tolist() == [[0, 1, 13, 18], [255] * 4]
+    assert [*CITYSCAPES][13] == "car"
+    save(tmp_path / "gtFine" / "val" / "ulm" / "ulm_000000_000019_gtFine_labelTrainIds.png", labelled(0))
+    _, labels = open_suite(f"cityscapes:{tmp_path}").clean().images[0]
+    assert int(labels.max()) == 3
+    acdc = tmp_path / "acdc"
+    acdc.mkdir()
+    assert len(open_suite(f"acdc:{acdc},{tmp_path}").clean().images) == 1
+
+
+def test_labels_must_be_class_numbers(tmp_path: Path) -> None:
+    save(tmp_path / "colours.png", picture(0))
+    with pytest.raises(DataError, match="RGB pixels"):
+        read_labels(tmp_path / "colours.png")
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_labels(tmp_path / "broken.png")
+
+
+@pytest.mark.parametrize("name", WEATHER)
+def test_weather(name: str) -> None:
+    x = torch.rand(2, 3, 48, 64, generator=Generator().manual_seed(0))
+    one, same, weak = (weather(x, name, s, Generator().manual_seed(1)) for s in (5, 5, 1))
+    assert torch.equal(one, same)
+    assert one.shape == x.shape
+    assert one.min() >= 0
+    assert one.max() <= 1
+    assert (one - x).abs().mean() > (weak - x).abs().mean() > 0.01
+    if name == "night":
+        assert one.mean() < 0.5 * x.mean()
+    with pytest.raises(ValueError, match="expected 1 to 5"):
+        weather(x, name, 6, Generator())
+
+
+# From a folder to a page ----------------------------------------------------------------------------------------------
+
+SEGMENTER = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3, 2, 1))
+"""
+
+
+def test_a_run_on_scenes(tmp_path: Path) -> None:
+    for i in range(4):
+        save(tmp_path / "data" / "images" / f"{i}.png", picture(i))
+        save(tmp_path / "data" / "labels" / f"{i}.png", labelled(i))
+    (tmp_path / "net.py").write_text(SEGMENTER)
+    out = tmp_path / "out"
+    command = ["run", "--model", f"{tmp_path / 'net.py'}:make", "--data", f"scenes:{tmp_path / 'data'}"]
+    command += [
+        "--scenario",
+        "rounds",
+        "--set",
+        "eata.beta=0",
+        "--set",
+        "eata.margin=0.995",
+        "--probe",
+        "none",
+        "--images",
+        "2",
+        "--out",
+        str(out),
+    ]
+    methods = [word for name in ("source", "tent", "eata") for word in ("--method", name)]
+    done = CliRunner().invoke(app, [*command, *methods])
+    assert done.exit_code == 0, done.output
+    assert "mIoU" in done.output
+    content = json.loads((out / "tent-seed0.json").read_text())
+    assert content["protocol"]["batch_size"] == 1
+    assert [domain["name"] for domain in content["domains"]][:5] == [
+        *(f"{w}, round 1" for w in WEATHER),
+        "fog, round 2",
+    ]
+    assert 0 < content["miou"] < 1
+    assert content["call"].count("statistics='source'") == 1
+    table = CliRunner().invoke(app, ["table", str(out)])
+    assert "| Tent | mIoU |" in table.output
+    page = tmp_path / "page.html"
+    told = CliRunner().invoke(app, ["report", str(out), "--out", str(page)])
+    assert told.exit_code == 0, told.output
+    assert "what the source network sees in it, and EATA" in page.read_text()
+    refused = CliRunner().invoke(app, [*command[:-1], str(tmp_path / "other"), "--method", "memo"])
+    assert refused.exit_code == 2
+    assert "memo does not fit: it is for classification, and the data for segmentation" in refused.output
+
+
+def test_fourteen_views() -> None:
+    assert 2 * len(RATIOS) == 14
