@@ -437,7 +437,7 @@ def test_no_method_costs_more_than_it_says(name: str) -> None:
     case = CASES[name]
     given = case.arguments()
     defaults = {key: given[key] for key in ("source", "blocks") if key in given}
-    adapter = case.method(make("bn"), **defaults)
+    adapter = case.method(make(case.families[0]), **defaults)
     x = images(4)
     adapter(x)
     forwards, backwards = adapter.cost

@@ -35,14 +35,15 @@ def test_the_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (tmp_path / "state.safetensors").exists()
 
 
-@pytest.mark.parametrize("page", ["benchmark", "corruptions", "engine"])
+@pytest.mark.parametrize("page", ["benchmark", "corruptions", "engine", "segmentation"])
 def test_the_code_in_the_pages_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
     assert len(blocks) == 1
     names: dict[str, object] = {}
     exec(blocks[0], names)
-    name, count = {"benchmark": ("results", 2), "corruptions": ("foggy", 8), "engine": ("logits", 8)}[page]
+    counts = {"benchmark": ("results", 2), "corruptions": ("foggy", 8), "engine": ("logits", 8)}
+    name, count = counts.get(page, ("logits", 1))
     assert len(names[name]) == count
 
 

@@ -59,7 +59,7 @@ def test_all_parameters_and_chosen_ones() -> None:
     ("change", "error", "message"),
     [
         (lambda z: (z, z), TypeError, "returned tuple, not logits"),
-        (lambda z: {"out": z}, TypeError, "returned dict, not logits"),
+        (lambda z: {"features": z}, TypeError, "returned dict, not logits"),
         (lambda z: z[:, 0], ValueError, "not logits: got torch.float32 of shape"),
         (lambda z: z.argmax(1, keepdim=True), ValueError, "not logits: got torch.int64"),
         (lambda z: z[:, :1], ValueError, "at least two classes"),

@@ -280,7 +280,7 @@ def test_the_run_command(tmp_path: Path) -> None:
         (["--set", "tent.bogus=1", "--method", "tent"], "bogus"),
         (["--device", "foo"], "foo"),
         (["--shift", "contrast", "--shift", "nonsense"], "digits has no 'nonsense': it has gaussian_noise"),
-        (["--model", "digits-vit", "--method", "bn-adapt"], "bn-adapt needs BatchNorm"),
+        (["--model", "digits-vit", "--method", "bn-adapt"], "bn-adapt does not fit: it needs BatchNorm"),
     ):
         wrong = runner.invoke(app, ["run", "--images", "8", *options, "--out", out + "2"])
         assert wrong.exit_code == 2, wrong.output

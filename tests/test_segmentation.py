@@ -295,7 +295,7 @@ def test_a_run_on_scenes(tmp_path: Path) -> None:
         "--probe",
         "none",
         "--images",
-        "2",
+        "1",
         "--out",
         str(out),
     ]

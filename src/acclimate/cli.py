@@ -112,6 +112,8 @@ def _check_names(method: list[str] | None, network: list[str] | None) -> None:
 
     if unknown := [name for name in method or () if name not in METHODS]:
         raise typer.BadParameter(f"no method {unknown[0]!r}: choose from {', '.join(METHODS)}", param_hint="--method")
+    if unfit := [name for name in method or () if METHODS[name].task == "segmentation"]:
+        raise typer.BadParameter(f"{unfit[0]} is for segmenters, and digits are classified", param_hint="--method")
     if unknown := [name for name in network or () if name not in Demo.networks]:
         raise typer.BadParameter(f"no network {unknown[0]!r}: resnet or vit", param_hint="--network")
 
@@ -157,6 +159,7 @@ def run(
         int | None, typer.Option(min=1, help="Images at a time: 64, and 1 for street scenes, unless given.")
     ] = None,
     images: Annotated[int | None, typer.Option(min=1, help="Of each domain; all, unless given.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Of the scenario rounds.")] = 10,
     probe: Annotated[str, typer.Option(help="Of forgetting: snapshot, readapt (the paper's), or none.")] = "snapshot",
     preset: Annotated[str | None, typer.Option(help="resnet50 or vit-base; by the network, unless given.")] = None,
     source: Annotated[str | None, typer.Option(help="Data with clean images for EATA, if --data has none.")] = None,
@@ -188,6 +191,7 @@ def run(
         "seeds": tuple(seed) if seed else None,
         "batch_size": batch_size or (1 if data.partition(":")[0] in ("acdc", "cityscapes", "scenes") else 64),
         "images": images,
+        "rounds": rounds,
         "probe": probe,
         "preset": preset,
         "source": source,

@@ -124,7 +124,7 @@ def _section(title: str, results: Sequence[Result]) -> Section:
         title,
         results,
         [
-            ("Accuracy on each corruption, in the order of the stream.", figures.along(results, "accuracy")),
+            ("Accuracy on each corruption, in the order of the stream.", figures.along(results, "score")),
             (
                 "How often predictions of each confidence are right, over the whole stream. On the dashed line "
                 "confidence means what it says; bars below it are overconfidence.",

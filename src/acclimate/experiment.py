@@ -60,6 +60,7 @@ class Run:
         plan = self.plan
         scenario = SCENARIOS[plan.scenario](
             self.suite,
+            **({"times": plan.rounds} if plan.scenario == "rounds" else {}),
             severity=plan.severity,
             shifts=plan.shifts,
             batch_size=plan.batch_size,
@@ -120,7 +121,8 @@ class Run:
         plan = self.plan
         suite = self.suite if plan.source is None else open_suite(plan.source, self.network.preprocess)
         everything = drawn("source", suite.clean(), batch_size=plan.batch_size, seed=seed + 1, workers=plan.workers)
-        return replace(everything, picks=everything.picks[-plan.source_images :])
+        count = plan.source_images or (20 if self.task == "segmentation" else 2000)
+        return replace(everything, picks=everything.picks[-count:])
 
     def check(self) -> None:
         """Raise for what would stop the plan later: shifts that are not there, source images that cannot be had."""

@@ -14,7 +14,7 @@ from .scenarios import SCENARIOS
 
 __all__ = ["PROTOCOL", "SHARED", "Job", "Plan", "PlanError", "read_overrides"]
 
-PROTOCOL = ("data", "scenario", "severity", "shifts", "batch_size", "images", "probe", "precision")
+PROTOCOL = ("data", "scenario", "severity", "shifts", "batch_size", "images", "probe", "precision", "rounds")
 """What must be equal for results to be compared."""
 SHARED = ("source", "source_images", "probe_images", "preset")
 """What all methods of a plan are given alike, besides the protocol."""
@@ -57,7 +57,8 @@ class Plan:
     """Of each domain; None takes all."""
     source: str | None = None
     """Where clean images for the Fisher importance of EATA and EATA-C come from; None: the data's own clean part."""
-    source_images: int = 2000
+    source_images: int | None = None
+    """How many; None: 2,000, and 20 street scenes, as the paper has it."""
     probe: str = "snapshot"
     """How forgetting is measured: from a `snapshot` that leaves the stream untouched, by the paper's `readapt`ation to
     clean images between the domains, or not at all (`none`)."""
@@ -71,6 +72,8 @@ class Plan:
     """How passes run: `eager`, or `auto`, as fast as the device allows once it is compiled."""
     precision: str = "fp32"
     workers: int = 0
+    rounds: int = 10
+    """Of the scenario `rounds`."""
 
     def __post_init__(self) -> None:
         checked: list[tuple[str, Iterable[str], str]] = [
@@ -85,7 +88,7 @@ class Plan:
                 raise PlanError(f"no {what} {value!r}: choose from {', '.join(known)}")
         if not self.methods or not self.seeds:
             raise PlanError("a plan needs at least one method and one seed")
-        for name in ("severity", "batch_size", "images", "source_images", "probe_images"):
+        for name in ("severity", "batch_size", "images", "source_images", "probe_images", "rounds"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise PlanError(f"{name}={value!r}: expected a number of at least 1")

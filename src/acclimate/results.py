@@ -75,13 +75,13 @@ class ResultFolder:
         if not told.is_file():
             return
         try:
-            found = json.loads(told.read_text())
+            found = Plan.from_dict(json.loads(told.read_text())).as_dict()
         except ValueError as error:
             raise PlanError(f"{told} is damaged ({error}): remove it, or choose another --out") from error
         mine = plan.as_dict()
-        if differs := [key for key in ("model", "preset", *plan.protocol) if found.get(key) != mine[key]]:
+        if differs := [key for key in ("model", "preset", *plan.protocol) if found[key] != mine[key]]:
             raise PlanError(
-                f"{path} holds results of another plan ({differs[0]} was {found.get(differs[0])!r}, and is "
+                f"{path} holds results of another plan ({differs[0]} was {found[differs[0]]!r}, and is "
                 f"{mine[differs[0]]!r} now): choose another --out"
             )
 
