@@ -51,7 +51,8 @@ def test_the_cost_of_steps_is_the_committed_result() -> None:
     from benchmarks import overheads, steps
 
     page, results = (ROOT / "docs" / "engine.md").read_text(), ROOT / "benchmarks" / "results"
-    assert steps.markdown(results / "steps_cpu.json") in page
+    for device in ("cpu", "h200"):
+        assert steps.markdown(results / f"steps_{device}.json") in page
     assert overheads.markdown(results / "overheads_cpu.json") in page
 
 

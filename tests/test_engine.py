@@ -90,7 +90,9 @@ def test_compiled_passes_do_what_eager_ones_do(name: str, family: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "family"), [("tent", "bn"), ("eta", "ln"), ("eta", "gn"), ("eta-c", "bn")])
+@pytest.mark.parametrize(
+    ("name", "family"), [("tent", "bn"), ("eta", "ln"), ("eta", "gn"), ("eta-c", "bn"), ("dat", "seg")]
+)
 def test_and_so_do_those_of_inductor(name: str, family: str) -> None:
     ours = adapter_of(name, family, engine=COMPILED)
     agree(ours, adapter_of(name, family), batches())

@@ -55,9 +55,10 @@ class Meter:
         y = targets.to(logits.device, non_blocking=True).flatten().long()
         counted = (y != ignore).double()
         y = y.masked_fill(y == ignore, 0)
-        log_p = flat.double().log_softmax(1)
+        log_p = (flat.double() if logits.dim() == 2 else flat.float()).log_softmax(1)  # pixels are many
         p = log_p.exp()
-        sure, predicted = p.max(1)
+        largest, predicted = p.max(1)
+        sure = largest.double()
         right = (predicted == y).double()
         own = log_p.gather(1, y[:, None])[:, 0]
         index = torch.bucketize(sure, self.edges)  # right-closed
@@ -143,22 +144,22 @@ class Confusion:
     """How often each class was taken for each other, a pixel at a time: IoU = TP/(TP + FP + FN)."""
 
     def __init__(self, classes: int) -> None:
-        self.counts = torch.zeros(classes, classes, dtype=torch.int64)
-        """A row a label, a column a prediction."""
+        self.classes = classes
+        self.pairs = torch.zeros(classes**2 + 1, dtype=torch.int64)
+        """Counts, a label after the other, of each prediction; then of pixels that do not count."""
 
     @torch.no_grad()
     def update(self, predicted: Tensor, targets: Tensor, ignore: int = IGNORE) -> None:
         """Take in labels of the same shape."""
-        classes, y = len(self.counts), targets.to(predicted.device).long()
-        counted = y != ignore
-        pairs = (y * classes + predicted)[counted]
-        self.counts = self.counts.to(pairs.device)
-        self.counts += torch.bincount(pairs, minlength=classes**2).view(classes, classes)
+        y = targets.to(predicted.device, non_blocking=True).long()
+        pairs = torch.where(y == ignore, self.classes**2, y * self.classes + predicted).flatten()
+        self.pairs = self.pairs.to(pairs.device)
+        self.pairs.index_add_(0, pairs, torch.ones_like(pairs))
 
     @property
     def iou(self) -> Tensor:
         """Of each class; NaN where a class was neither there nor predicted."""
-        counts = self.counts.cpu().double()
+        counts = self.pairs[:-1].view(self.classes, self.classes).cpu().double()  # a row a label
         hit = counts.diagonal()
         return hit / (counts.sum(0) + counts.sum(1) - hit)
 

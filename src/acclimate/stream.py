@@ -152,6 +152,8 @@ def _collate(samples: Sequence[tuple[Tensor, int | Tensor, int]]) -> tuple[Tenso
     if len({image.shape for image in images}) > 1:
         sizes = " and ".join(sorted({f"{image.shape[-1]}×{image.shape[-2]}" for image in images})[:2])
         raise ValueError(f"images of {sizes} pixels cannot be one batch: give the network a crop (Preprocess)")
+    if len({label.shape for label in labels if isinstance(label, Tensor)}) > 1:
+        raise ValueError("labels of different sizes cannot be one batch: take one image at a time (batch size 1)")
     y = torch.stack([label if isinstance(label, Tensor) else torch.tensor(label) for label in labels])
     return torch.stack(images), y, list(parts)
 

@@ -89,6 +89,7 @@ def _folder(path: str, preprocess: Preprocess | None) -> Suite:
 def _corrupted(path: str, preprocess: Preprocess | None) -> Suite:
     """Another suite's clean images, or its only ones where it has none, corrupted on the fly."""
     from .on_the_fly import Corrupted
+    from .scenes import Scenes, Weathered
 
     suite = open_suite(path, preprocess)
     try:
@@ -97,6 +98,8 @@ def _corrupted(path: str, preprocess: Preprocess | None) -> Suite:
         if len(suite.shifts) > 1:
             raise
         images = suite.part(suite.shifts[0], 1).images
+    if isinstance(images, Scenes):
+        return Weathered(f"corrupted {suite.name}", images)
     return Corrupted(f"corrupted {suite.name}", images, suite.classes)
 
 

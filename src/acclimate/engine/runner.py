@@ -73,7 +73,7 @@ class Runner:
         for backend in backends:
             backend.rows = part.rows
         try:
-            with adapter.normalising(adapter.step.size), _repeatable() if again else nullcontext():
+            with adapter.normalising(adapter.step.size), self.repeatable() if again else nullcontext():
                 found = torch.autograd.grad(
                     loss, adapter.adapted, retain_graph=again, allow_unused=True, materialize_grads=True
                 )
@@ -81,6 +81,14 @@ class Runner:
             for backend in backends:
                 backend.rows = None
         return list(found)
+
+    def repeatable(self) -> AbstractContextManager[None]:
+        """The backward of a pass that is compiled inside may run more than once, on the same activations."""
+        if not self.engine.compiled:
+            return nullcontext()
+        from .selective import repeatable  # which imports torch.compile's parts
+
+        return repeatable()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Runner:
         return Runner(memo[id(self.adapter)])
@@ -141,12 +149,6 @@ class Runner:
         if torch.is_autocast_enabled(device.type):
             torch.clear_autocast_cache()  # else an outer autocast block would hold on to weights of before the update
         return nullcontext()
-
-
-def _repeatable() -> AbstractContextManager[None]:
-    from .selective import repeatable  # which imports torch.compile's parts
-
-    return repeatable()
 
 
 def _drawn(draw: Draw, body: Body) -> Body:

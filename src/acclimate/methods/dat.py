@@ -87,7 +87,9 @@ class DAT(Adapter):
         """Predict with the teacher, and let a few tensors of the student learn from it."""
         source = self.source_parameters()
         z_t, u = self._teach(x, source)
-        losses = F.cross_entropy(resized(self.predict(x).rows(), x), z_t.argmax(1), reduction="none")
+        with self.runner.repeatable():  # two losses share its graph
+            z = self.predict(x).rows()
+        losses = F.cross_entropy(resized(z, x), z_t.argmax(1), reduction="none")
         certain = ((u > self.certain) * losses).mean()
         if searching := int(self.seen) < self.search:
             self._choose(self.gradients(((u < self.uncertain) * losses).mean(), again=True))

@@ -1,0 +1,93 @@
+"""What adapting a segmenter costs: `python -m benchmarks.segmentation [--device cuda] [--out FOLDER]`.
+
+SegFormer-B5 with random weights, one image of 960 × 540 at a time (a small one on a CPU), each method with its preset:
+milliseconds an image, passes, and peak memory with the network's weights. Writes `segmentation_DEVICE.json`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from acclimate import METHODS
+
+from .command import command, write
+
+SIZES = {
+    "SegFormer-B5": {"depths": [3, 6, 40, 3], "hidden_sizes": [64, 128, 320, 512], "decoder_hidden_size": 768},
+    "SegFormer-B0": {"depths": [2, 2, 2, 2], "hidden_sizes": [32, 64, 160, 256], "decoder_hidden_size": 256},
+}
+COLUMNS = ("method", "ms an image", "spread", "forwards", "backwards", "peak MB")
+
+
+def network(name: str) -> nn.Module:
+    """With nineteen classes."""
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    torch.manual_seed(0)
+    made: nn.Module = SegformerForSemanticSegmentation(SegformerConfig(num_labels=19, **SIZES[name]))
+    return made.eval()
+
+
+def measure(method: str, name: str, size: tuple[int, int], device: str, images: int) -> dict[str, Any]:
+    """A few images after the first two."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    x = torch.rand(1, 3, *size, device=device)
+    arguments = {"source": [x]} if method in ("eata", "eata-c") else {}
+    adapter = METHODS[method].preset("segformer-b5", network(name).to(device), **arguments)
+    times = []
+    for _ in range(images + 2):
+        start = time.perf_counter()
+        adapter(x)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - start))
+    low, middle, high = statistics.quantiles(times[2:], n=4)
+    return {
+        "method": type(adapter).__name__,
+        "milliseconds": middle,
+        "low": low,
+        "high": high,
+        "forwards": int(adapter.last.forwards),
+        "backwards": int(adapter.last.backwards),
+        "peak_mb": torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else None,
+    }
+
+
+def markdown(file: Path) -> str:
+    """The table of a result file, for a page."""
+    lines = [list(COLUMNS), ["---"] + ["---:"] * (len(COLUMNS) - 1)]
+    for row in json.loads(file.read_text())["rows"]:
+        told = [row["method"], f"{row['milliseconds']:,.0f}", f"{row['low']:,.0f}–{row['high']:,.0f}"]
+        told += [str(row["forwards"]), str(row["backwards"])]
+        lines.append([*told, "" if row["peak_mb"] is None else f"{row['peak_mb']:,.0f}"])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = command(__doc__)
+    parser.add_argument("--images", type=int, default=6)
+    arguments = parser.parse_args()
+    cuda = arguments.device == "cuda"
+    name, size = ("SegFormer-B5", (540, 960)) if cuda else ("SegFormer-B0", (135, 240))
+    methods = ("source", "bn-adapt", "tent", "cotta", "dat", "eata", "eata-c")
+    rows = []
+    for method in methods:
+        rows.append(measure(method, name, size, arguments.device, arguments.images))
+        print(rows[-1], flush=True)
+    write("segmentation", arguments, {"network": name, "pixels": list(size), "seed": 0, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
