@@ -10,7 +10,7 @@ import transcriptions as plain
 from cases import CASES
 from networks import images, make, stream
 from torch import Generator, Tensor, nn
-from torch.optim import SGD, AdamW
+from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint
 
 from acclimate import DAT, ETA, MEMO, ROID, SAR, TEA, Adapter, CoTTA, RDumb
@@ -549,7 +549,7 @@ def test_presets_of_the_compared_methods() -> None:
     memo = MEMO.preset("vit-base", make("ln"))
     assert isinstance(memo.optimizer, AdamW)
     assert memo.optimizer.param_groups[0]["weight_decay"] == 0.01
-    assert isinstance(MEMO.preset("vit-base", make("ln"), lr=1e-3).optimizer, SGD)
+    assert isinstance(MEMO.preset("vit-base", make("ln"), lr=1e-3).optimizer, AdamW)
     with pytest.raises(ValueError, match="no preset of ROID for segformer-b5"):
         ROID.preset("segformer-b5", make("seg"))
 

@@ -24,7 +24,7 @@ from acclimate.data.weather import WEATHER, weather
 from acclimate.evaluate import evaluate
 from acclimate.functional import entropy
 from acclimate.metrics import Confusion, Scores
-from acclimate.pixels import RATIOS
+from acclimate.plan import Plan
 from acclimate.scenarios import rounds
 from acclimate.stream import Domain, Scenario
 from acclimate.zoo import load_network
@@ -89,16 +89,49 @@ def test_dat() -> None:
 def test_dat_halves_its_rate_each_round_and_starts_a_domain_anew() -> None:
     adapter = DAT(Coarse(), lr=0.01, ratios=(1.0,), certain=0.1, uncertain=0.2)
     x = stream()[0][:1]
-    adapter(x)
+
+    def furthest() -> float:
+        """An Adam's first step is its rate, for every element with a gradient."""
+        before = [p.detach().clone() for p in adapter.adapted]
+        adapter(x)
+        return max(float((p.detach() - b).abs().max()) for p, b in zip(adapter.adapted, before, strict=True))
+
+    adapter.new_domain(round=3)  # before the source is remembered
+    assert furthest() == pytest.approx(0.01 / 4, rel=1e-3)
     assert adapter.chosen.any()
-    adapter.new_domain(round=3)
+    adapter.new_domain(round=2)
     assert not adapter.chosen.any()
     assert int(adapter.seen) == 0
-    adapter(x)
-    assert adapter.optimizer.param_groups[0]["lr"] == 0.01 / 4
+    assert furthest() == pytest.approx(0.01 / 2, rel=1e-3)
     adapter.reset()
-    adapter(x)
-    assert adapter.optimizer.param_groups[0]["lr"] == 0.01
+    assert furthest() == pytest.approx(0.01, rel=1e-3)
+    assert "lr=0.01" in repr(adapter)
+
+
+def test_views_that_cannot_be_are_refused() -> None:
+    for method in (CoTTA, DAT):
+        with pytest.raises(ValueError, match="expected sizes of views"):
+            method(Coarse(), ratios=(0.0, 1.0))
+
+
+def test_a_view_that_gives_nan_changes_nothing() -> None:
+    class Fragile(Coarse):
+        def forward(self, x: Tensor) -> Tensor:
+            z = super().forward(x)
+            return z if x.shape[-1] <= 16 else z * torch.nan
+
+    for adapter in (CoTTA(Fragile(), ratios=FEW, threshold=2.0), DAT(Fragile(), ratios=FEW, threshold=2.0)):
+        before = [p.detach().clone() for p in adapter.adapted]
+        with pytest.raises(ValueError, match="NaN"):
+            adapter(stream()[0][:1])
+        assert all(torch.equal(p, b) for p, b in zip(adapter.adapted, before, strict=True))
+
+
+def test_presets_keep_what_is_not_overridden() -> None:
+    cotta = CoTTA.preset("segformer-b5", Coarse(), lr=1e-5)
+    assert isinstance(cotta.optimizer, Adam)
+    assert cotta.optimizer.param_groups[0]["lr"] == 1e-5
+    assert repr(EATA.preset("segformer-b5", Coarse(), beta=0, margin=0.2).select) == "Reliable(0.2)"
 
 
 def test_pixels_are_selected_one_by_one() -> None:
@@ -175,6 +208,12 @@ def test_a_segmenter_is_told_by_its_miou() -> None:
     assert domain.miou == result.miou == result.score
     assert len(domain.iou) == 10
     assert domain.images == 8
+    with pytest.raises(ValueError, match="no pixel has a label that counts"):
+        evaluate(Tent(make("seg")), Scenario("fog", [Domain.of("fog", x, torch.full_like(y, 255), 1)]))
+    strange = y.clone()
+    strange[6, 0, 0] = -100
+    with pytest.raises(ValueError, match="1 pixels have a label that is none of the network's 10 classes"):
+        evaluate(Tent(make("seg")), Scenario("fog", [Domain.of("fog", x, strange, 1)]))
     with pytest.raises(ValueError, match="labels go up to 12"):
         evaluate(Tent(make("seg")), Scenario("fog", [Domain.of("fog", x, y + 3, 1)]))
     with pytest.raises(ValueError, match="another task"):
@@ -213,6 +252,8 @@ def test_acdc(acdc: Path) -> None:
     assert [domain.name for domain in scenario.domains][::4] == ["fog, round 1", "fog, round 2"]
     assert [domain.round for domain in scenario.domains] == [1] * 4 + [2] * 4
     assert [index for _, index in scenario.domains[0].picks] == [0, 1, 2], "in the order of the recording"
+    first, second = (next(domain.on("cpu"))[0] for domain in scenario.domains[::4])
+    assert torch.equal(first, second)
     x, y = next(scenario.domains[1].on("cpu"))
     assert x.shape == (1, 3, 540, 810)
     assert y.shape == (1, 40, 60)
@@ -249,6 +290,15 @@ def test_labels_must_be_class_numbers(tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match="cannot be read"):
         read_labels(tmp_path / "broken.png")
+
+
+def test_weather_is_the_same_in_every_round(tmp_path: Path) -> None:
+    for part, make_one in (("images", picture), ("labels", labelled)):
+        save(tmp_path / part / "0.png", make_one(0))
+    scenario = rounds(open_suite(f"corrupted:scenes:{tmp_path}"), times=2, batch_size=1)
+    first, second = (next(domain.on("cpu"))[0] for domain in scenario.domains[::4])
+    assert torch.equal(first, second)
+    assert Plan(data=f"corrupted:scenes:{tmp_path}").batch_size == 1
 
 
 @pytest.mark.parametrize("name", WEATHER)
@@ -322,5 +372,15 @@ def test_a_run_on_scenes(tmp_path: Path) -> None:
     assert "memo does not fit: it is for classification, and the data for segmentation" in refused.output
 
 
-def test_fourteen_views() -> None:
-    assert 2 * len(RATIOS) == 14
+@pytest.mark.parametrize("classes", [5, 19])
+def test_a_deeplab_of_torchvision_from_a_file(classes: int, tmp_path: Path) -> None:
+    models = pytest.importorskip("torchvision").models
+    torch.manual_seed(0)
+    name = "lraspp_mobilenet_v3_large" if classes == 5 else "deeplabv3_mobilenet_v3_large"
+    options = {} if classes == 5 else {"aux_loss": True}
+    net = models.get_model(name, weights=None, weights_backbone=None, num_classes=classes, **options)
+    torch.save(net.state_dict(), tmp_path / "weights.pt")
+    loaded = load_network(f"torchvision:{name}={tmp_path / 'weights.pt'}")
+    x = torch.rand(1, 3, 48, 64, generator=Generator().manual_seed(0))
+    adapter = Tent.preset("segformer-b5", loaded.model)
+    assert adapter(x).shape == (1, classes, 48, 64)

@@ -37,7 +37,7 @@ from .parameters import Parameters, choose_parameters
 from .passes import Passes, Step
 from .prediction import STRATEGIES, Prediction, Strategy
 from .presets import hyper_parameters
-from .selection import Selector
+from .selection import Reliable, Selector
 from .subnetwork import Draw, StochasticDepth
 
 __all__ = ["Adapter", "Options", "Running"]
@@ -81,7 +81,7 @@ class Adapter(Learner, ABC):
         detach_statistics: no gradient flows through the batch's statistics, so that samples do not depend on each
             other in the backward pass.
         strategy: how kept samples get their gradient (see `acclimate.prediction`).
-        engine: how passes run: `"eager"`, as PyTorch has them; `"auto"`, as fast as the machine allows, after a minute
+        engine: how passes run: `"eager"`, as PyTorch has them; `"auto"`, as fast as the machine allows, after some time
             of compilation; or an `acclimate.Engine`.
         precision: `"fp32"`, `"tf32"` or `"bf16"`, whatever the engine would choose.
         classes: adapt and predict over these classes alone (ImageNet-R); logits then have that many columns.
@@ -209,10 +209,12 @@ class Adapter(Learner, ABC):
         settings = hyper_parameters(cls.__name__, network)
         if arguments.get("optimizer") is not None:
             settings.pop("lr", None)
-        if arguments.get("lr") is not None:
-            settings.pop("optimizer", None)
+        if arguments.get("lr") is not None and (made := settings.pop("optimizer", None)) is not None:
+            arguments = {**arguments, "lr": None, "optimizer": partial(made, lr=arguments["lr"])}
         if arguments.keys() & {"margin", "epsilon"}:
-            settings.pop("select", None)
+            alone = isinstance(settings.pop("select", None), Reliable) and "epsilon" not in arguments
+            if alone and arguments.get("select") is None:
+                settings["select"] = Reliable(arguments["margin"])
         return cls(model, **{**settings, **arguments})
 
     @property

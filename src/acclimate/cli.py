@@ -161,7 +161,9 @@ def run(
     images: Annotated[int | None, typer.Option(min=1, help="Of each domain; all, unless given.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Of the scenario rounds.")] = 10,
     probe: Annotated[str, typer.Option(help="Of forgetting: snapshot, readapt (the paper's), or none.")] = "snapshot",
-    preset: Annotated[str | None, typer.Option(help="resnet50 or vit-base; by the network, unless given.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="resnet50, vit-base or segformer-b5; by the network, unless given.")
+    ] = None,
     source: Annotated[str | None, typer.Option(help="Data with clean images for EATA, if --data has none.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Such as eata.beta=500; repeat for more.")] = None,
     device: Device = "cpu",
@@ -189,7 +191,7 @@ def run(
         "severity": severity,
         "shifts": tuple(shift) if shift else None,
         "seeds": tuple(seed) if seed else None,
-        "batch_size": batch_size or (1 if data.partition(":")[0] in ("acdc", "cityscapes", "scenes") else 64),
+        "batch_size": batch_size,
         "images": images,
         "rounds": rounds,
         "probe": probe,
@@ -349,9 +351,14 @@ def report(
         results = read_results(folders)
         told = folders[0] / "plan.json"
         plan = Plan.from_dict(json.loads(told.read_text())) if pictures and told.is_file() else None
-        write_page(out, results, None if plan is None else Run(plan, folders[0]))
+        write_page(out, results)
     except _EXPECTED as error:
         _refuse("no report", error)
+    try:
+        if plan is not None:
+            write_page(out, results, Run(plan, folders[0]))
+    except _EXPECTED as error:  # the network, the data or the device may not be at hand here
+        console.print(f"[yellow]the page has no pictures:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
     console.print(f"Report: [bold]{out}[/]", soft_wrap=True, highlight=False)
 
 

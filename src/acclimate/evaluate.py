@@ -46,7 +46,7 @@ def run(adapter: Adapter, scenario: Scenario) -> Iterator[Moment]:
             adapter.reset()
         parts = [domain] if scenario.clean_between is None else [domain, scenario.clean_between]
         for part in parts:
-            adapter.new_domain(round=getattr(part, "round", 1))
+            adapter.new_domain(round=getattr(domain, "round", 1))
             for x, targets in part.on(adapter.device):
                 if scenario.resets == "batch":
                     adapter.reset()
@@ -251,7 +251,7 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     scores = Scores()
-    images = 0
+    images, peak = 0, 0
     forwards, backwards, in_graph = torch.zeros(3, dtype=torch.int64, device=device).unbind()
     kept = torch.zeros((), dtype=torch.float64, device=device)
     accuracy, read = 0.0, 0.0
@@ -260,7 +260,11 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
         step = moment.step
         if not images:
             _check_labels(moment)
+        if device.type == "cuda":  # the peak is the adapter's, not the scores'
+            peak = max(peak, torch.cuda.max_memory_allocated(device))
         scores.update(moment.logits, moment.targets)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         images += step.size
         forwards += step.forwards
         in_graph += step.in_graph
@@ -276,6 +280,8 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     spent += time.perf_counter() - since
+    if not scores.meter.total:
+        raise ValueError(f"{scenario.domains[0].name}: no pixel has a label that counts, so there is no score")
     return DomainResult(
         name=scenario.domains[0].name,
         **scores.as_dict(),
@@ -285,7 +291,7 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
         in_graph=int(in_graph),
         kept=float(kept) / max(images, 1),
         seconds=spent,
-        gpu_memory=torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None,
+        gpu_memory=peak / 2**20 if device.type == "cuda" else None,
         process_memory=process_memory(),
     )
 

@@ -120,9 +120,9 @@ class Run:
         """From the far end of the clean images' order: where there are enough, none that the probe shows."""
         plan = self.plan
         suite = self.suite if plan.source is None else open_suite(plan.source, self.network.preprocess)
-        everything = drawn("source", suite.clean(), batch_size=plan.batch_size, seed=seed + 1, workers=plan.workers)
-        count = plan.source_images or (20 if self.task == "segmentation" else 2000)
-        return replace(everything, picks=everything.picks[-count:])
+        shuffled = replace(suite.clean(), ordered=False)
+        everything = drawn("source", shuffled, batch_size=plan.batch_size, seed=seed + 1, workers=plan.workers)
+        return replace(everything, picks=everything.picks[-plan.source_images :])
 
     def check(self) -> None:
         """Raise for what would stop the plan later: shifts that are not there, source images that cannot be had."""
@@ -131,7 +131,8 @@ class Run:
         if needing and self.plan.source is None and not self._has_clean:
             raise PlanError(
                 f"{needing[0]} needs clean images, and {self.plan.data.partition(':')[0]} has none: name them with "
-                f"source=, such as imagenet:FOLDER, or set {needing[0]}.beta=0"
+                f"source=, such as {'scenes' if self.task == 'segmentation' else 'imagenet'}:FOLDER, or set "
+                f"{needing[0]}.beta=0"
             )
         for method, why in self.unfit().items():
             raise PlanError(f"{method} does not fit: {why}. Leave it out")

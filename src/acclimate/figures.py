@@ -164,11 +164,11 @@ def scenes(rows: Sequence[tuple[str, Sequence[tuple[str, Tensor]]]]) -> Figure:
     height, width = rows[0][1][0][1].shape[-2:]
     figure = Figure(figsize=(2.4 * columns, 2.4 * len(rows) * height / width + 0.3), layout="constrained")
     axes = figure.subplots(len(rows), columns, squeeze=False)
-    for line, (name, pictures) in zip(axes, rows, strict=True):
+    for place, (line, (name, pictures)) in enumerate(zip(axes, rows, strict=True)):
         for ax, (title, picture) in zip(line, pictures, strict=True):
             ax.imshow((picture if picture.dim() == 3 else _coloured(picture)).movedim(0, -1).clamp(0, 1).cpu().numpy())
             ax.set(xticks=[], yticks=[])
-            if line is axes[0]:
+            if place == 0:
                 ax.set_title(title)
         line[0].set_ylabel(name)
     return figure

@@ -145,21 +145,28 @@ class Confusion:
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
-        self.pairs = torch.zeros(classes**2 + 1, dtype=torch.int64)
-        """Counts, a label after the other, of each prediction; then of pixels that do not count."""
+        self.pairs = torch.zeros(classes**2 + 2, dtype=torch.int64)
+        """Counts, a label after the other, of each prediction; then of pixels that do not count, and of no class."""
 
     @torch.no_grad()
     def update(self, predicted: Tensor, targets: Tensor, ignore: int = IGNORE) -> None:
         """Take in labels of the same shape."""
         y = targets.to(predicted.device, non_blocking=True).long()
-        pairs = torch.where(y == ignore, self.classes**2, y * self.classes + predicted).flatten()
+        nowhere = torch.where(y == ignore, self.classes**2, self.classes**2 + 1)
+        pairs = torch.where((y >= 0) & (y < self.classes), y * self.classes + predicted, nowhere).flatten()
         self.pairs = self.pairs.to(pairs.device)
         self.pairs.index_add_(0, pairs, torch.ones_like(pairs))
 
     @property
     def iou(self) -> Tensor:
         """Of each class; NaN where a class was neither there nor predicted."""
-        counts = self.pairs[:-1].view(self.classes, self.classes).cpu().double()  # a row a label
+        pairs = self.pairs.cpu()
+        if pairs[-1]:
+            raise ValueError(
+                f"{int(pairs[-1]):,} pixels have a label that is none of the network's {self.classes} classes: is it "
+                f"for other data? {IGNORE} marks pixels that do not count"
+            )
+        counts = pairs[:-2].view(self.classes, self.classes).double()  # a row a label
         hit = counts.diagonal()
         return hit / (counts.sum(0) + counts.sum(1) - hit)
 
@@ -185,7 +192,8 @@ class Scores:
         if self.confusion is None:
             self.confusion = Confusion(z.shape[1])
         self.confusion.update(z.argmax(1), targets)
-        self.meter.update(z, targets, ignore=IGNORE)
+        known = targets.to(z.device, non_blocking=True).long()
+        self.meter.update(z, known.masked_fill((known < 0) | (known >= z.shape[1]), IGNORE), ignore=IGNORE)
 
     @property
     def score(self) -> float:

@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["RATIOS", "probabilities", "resized", "teach"]
+from .network import refuse_non_finite
+
+__all__ = ["RATIOS", "checked", "probabilities", "resized", "teach"]
 
 RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)
 """Sizes of views; with each mirrored, there are fourteen."""
@@ -52,4 +54,13 @@ def teach(
             as_it_is = ratio == 1 and not mirrored
             total += alone if as_it_is else probabilities(network, x, ratio, mirrored=mirrored)
     chosen = torch.where((anchor > threshold).unsqueeze(1), alone, total / (2 * len(ratios)))
-    return chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log()
+    log_p = chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log()
+    refuse_non_finite(x, log_p)
+    return log_p
+
+
+def checked(ratios: Sequence[float], method: str) -> tuple[float, ...]:
+    """Sizes of views that can be made."""
+    if not ratios or min(ratios) <= 0:
+        raise ValueError(f"{method}: ratios={tuple(ratios)}; expected sizes of views as fractions, such as (0.5, 1, 2)")
+    return tuple(ratios)

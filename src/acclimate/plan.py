@@ -16,6 +16,9 @@ __all__ = ["PROTOCOL", "SHARED", "Job", "Plan", "PlanError", "read_overrides"]
 
 PROTOCOL = ("data", "scenario", "severity", "shifts", "batch_size", "images", "probe", "precision", "rounds")
 """What must be equal for results to be compared."""
+SCENES = {"acdc", "cityscapes", "scenes"}
+"""Data with a label a pixel."""
+
 SHARED = ("source", "source_images", "probe_images", "preset")
 """What all methods of a plan are given alike, besides the protocol."""
 
@@ -52,13 +55,14 @@ class Plan:
     severity: int = 5
     shifts: Sequence[str] | None = None
     seeds: Sequence[int] = (0,)
-    batch_size: int = 64
+    batch_size: int = None  # type: ignore[assignment]
+    """Not given, 64, and one street scene at a time."""
     images: int | None = None
     """Of each domain; None takes all."""
     source: str | None = None
     """Where clean images for the Fisher importance of EATA and EATA-C come from; None: the data's own clean part."""
-    source_images: int | None = None
-    """How many; None: 2,000, and 20 street scenes, as the paper has it."""
+    source_images: int = None  # type: ignore[assignment]
+    """How many; not given, 2,000, and 20 street scenes, as the paper has it."""
     probe: str = "snapshot"
     """How forgetting is measured: from a `snapshot` that leaves the stream untouched, by the paper's `readapt`ation to
     clean images between the domains, or not at all (`none`)."""
@@ -76,6 +80,10 @@ class Plan:
     """Of the scenario `rounds`."""
 
     def __post_init__(self) -> None:
+        scenes = not SCENES.isdisjoint(self.data.split(":")[:2])
+        for name, usual, of_scenes in (("batch_size", 64, 1), ("source_images", 2000, 20)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, of_scenes if scenes else usual)
         checked: list[tuple[str, Iterable[str], str]] = [
             *((method, METHODS, "method") for method in (*self.methods, *self.overrides)),
             (self.scenario, SCENARIOS, "scenario"),
@@ -121,7 +129,7 @@ class Plan:
     def protocol(self) -> dict[str, Any]:
         """What must be equal for results to be compared."""
         whole = self.as_dict()
-        return {name: whole[name] for name in PROTOCOL}
+        return {name: whole[name] for name in PROTOCOL if name != "rounds" or self.scenario == "rounds"}
 
     def arguments(self, job: Job) -> dict[str, Any]:
         """What a job's method was given besides: settings of all methods, and its own overrides."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from .stream import Drawn, Part, Scenario, Stream
 
@@ -173,6 +173,8 @@ def _in_runs(domain: Drawn, concentration: float, seed: int) -> Drawn:
 
 def _label(part: Part, index: int) -> int:
     labels = getattr(part.images, "labels", None)
+    if labels is None and isinstance(part.images[index][1], Tensor):
+        raise ValueError("the scenario correlated needs one label an image, and these have one a pixel")
     return int(part.images[index][1]) if labels is None else int(labels[index])
 
 

@@ -61,6 +61,8 @@ class Domain:
 
     name: str
     batches: Batches
+    round: int = 1
+    """The how manieth time the domain is met."""
 
     @classmethod
     def of(cls, name: str, x: Tensor, y: Tensor, batch_size: int = 64) -> Domain:
@@ -128,7 +130,8 @@ class Drawn:
             yield moved, y
 
     def _seed(self, batch: int, part: int) -> int:
-        return zlib.crc32(f"{self.seed} {self.name} {batch} {part}".encode())
+        name = self.name.removesuffix(f", round {self.round}")  # the same images each time
+        return zlib.crc32(f"{self.seed} {name} {batch} {part}".encode())
 
     def __len__(self) -> int:
         return -(-len(self.picks) // self.batch_size)

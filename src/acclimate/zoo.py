@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from .data.folders import Preprocess
 from .models import digits_resnet, digits_vit
@@ -37,7 +37,7 @@ class Loaded:
     name: str
     model: nn.Module
     preprocess: Preprocess | None
-    """None: a segmenter takes images of any size, and the data has its own."""
+    """None: as the data has them."""
 
     @property
     def family(self) -> str:
@@ -71,8 +71,10 @@ def _timm(name: str, weights: Path | None) -> Loaded:
 def _torchvision(name: str, weights: Path | None) -> Loaded:
     models = _library("torchvision.models")
     try:
-        net = models.get_model(name, weights=None if weights else "DEFAULT")
         transforms = models.get_model_weights(name).DEFAULT.transforms()
+        segments = not hasattr(transforms, "crop_size")
+        own = _shape_of(_read(weights)) if weights and segments else {}
+        net = models.get_model(name, weights=None if weights else "DEFAULT", **own)
     except ValueError as error:
         raise NetworkError(f"torchvision has no network {name!r}: {error}") from error
     except OSError as error:
@@ -81,7 +83,7 @@ def _torchvision(name: str, weights: Path | None) -> Loaded:
         ) from error
     _fill(net, weights)
     how = _interpolation(transforms.interpolation.value)
-    if not hasattr(transforms, "crop_size"):
+    if segments:
         return Loaded(f"torchvision:{name}", Normalised(net, transforms.mean, transforms.std), None)
     sizes = Preprocess(transforms.resize_size[0], transforms.crop_size[0], how)
     return Loaded(f"torchvision:{name}", Normalised(net, transforms.mean, transforms.std), sizes)
@@ -101,8 +103,11 @@ def _hugging_face(name: str, weights: Path | None) -> Loaded:
         processor = transformers.AutoImageProcessor.from_pretrained(name)
     except OSError as error:
         raise NetworkError(f"transformers could not load {name!r}: {str(error).splitlines()[0]}") from error
+    mean, std = processor.image_mean, processor.image_std
+    if not getattr(processor, "do_normalize", True):
+        mean, std = (0.0,) * 3, (1.0,) * 3
     if segments:
-        return Loaded(f"hf:{name}", Normalised(net, processor.image_mean, processor.image_std), None)
+        return Loaded(f"hf:{name}", Normalised(net, mean, std), None)
     size = processor.size
     side = int(size.get("shortest_edge") or size["height"])
     cuts = getattr(processor, "do_center_crop", False)
@@ -110,9 +115,6 @@ def _hugging_face(name: str, weights: Path | None) -> Loaded:
     share = getattr(processor, "crop_pct", None)
     if share and side < 384:  # ConvNeXt's way: larger by this share, then cut
         side, crop, cuts = int(side / share), side, True
-    mean, std = processor.image_mean, processor.image_std
-    if not getattr(processor, "do_normalize", True):
-        mean, std = (0.0,) * 3, (1.0,) * 3
     how = {2: "bilinear", 3: "bicubic"}.get(int(processor.resample), "bilinear")
     squash = not cuts and "shortest_edge" not in size
     return Loaded(f"hf:{name}", Normalised(net, mean, std), Preprocess(side, crop, _interpolation(how), squash))
@@ -132,7 +134,7 @@ def _file(spec: str) -> Loaded:
     if not callable(getattr(module, function, None)):
         raise NetworkError(f"{file} has no function {function!r}")
     made = getattr(module, function)()
-    net, preprocess = made if isinstance(made, tuple) else (made, Preprocess())
+    net, preprocess = made if isinstance(made, tuple) else (made, None)
     if not isinstance(net, nn.Module):
         raise NetworkError(f"{function} in {file} returned {type(net).__name__}, not a torch.nn.Module")
     return Loaded(f"{file.name}:{function}", net, preprocess)
@@ -183,10 +185,27 @@ def _library(module: str) -> Any:
         raise NetworkError(f"{package} cannot be imported ({error}): install a build of it for this torch") from error
 
 
+def _shape_of(content: dict[str, Tensor]) -> dict[str, Any]:
+    """What torchvision must know to build the segmenter of a file: its classes, and whether it has a second head."""
+    last = [tensor for name, tensor in content.items() if name.startswith("classifier.") and name.endswith(".weight")]
+    if not last:
+        raise NetworkError("the file holds no segmenter's weights: it has no classifier")
+    aux = any(name.startswith("aux_classifier.") for name in content)
+    return {"num_classes": len(last[-1]), "aux_loss": aux, "weights_backbone": None}
+
+
 def _fill(net: nn.Module, weights: Path | None) -> None:
     """A file's weights into a network."""
     if weights is None:
         return
+    try:
+        net.load_state_dict(_read(weights))
+    except RuntimeError as error:
+        raise NetworkError(f"{weights} holds another network's weights: {str(error)[:300]}") from error
+
+
+def _read(weights: Path) -> dict[str, Tensor]:
+    """A file's weights by name."""
     if not weights.is_file():
         raise NetworkError(f"there is no file of weights {weights}")
     try:
@@ -197,8 +216,4 @@ def _fill(net: nn.Module, weights: Path | None) -> None:
         raise NetworkError(f"{weights} cannot be read as weights ({error}): a broken download?") from error
     for key in ("state_dict", "model"):
         content = content.get(key, content)
-    content = {name.removeprefix("module."): tensor for name, tensor in content.items()}
-    try:
-        net.load_state_dict(content)
-    except RuntimeError as error:
-        raise NetworkError(f"{weights} holds another network's weights: {str(error)[:300]}") from error
+    return {name.removeprefix("module."): tensor for name, tensor in content.items()}

@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 __all__ = ["batch_norm", "in_stages", "var_mean"]
 
 _IMAGES = 4  # dimensions
+_CORRECTIONS = ({"correction": 0}, {"correction": 1})
 
 
 def in_stages(graph: GraphModule) -> GraphModule:
@@ -24,7 +25,7 @@ def in_stages(graph: GraphModule) -> GraphModule:
     for node in graph.graph.nodes:
         if node.target is aten.batch_norm.default and node.args[0].meta["val"].dim() == _IMAGES:
             node.target = batch_norm
-        elif node.target is aten.var_mean.correction and [*node.args[1]] == [0, 2, 3]:
+        elif node.target is aten.var_mean.correction and [*node.args[1]] == [0, 2, 3] and node.kwargs in _CORRECTIONS:
             node.target = var_mean
     graph.recompile()
     return graph
@@ -44,7 +45,7 @@ def batch_norm(
     """torch's, for a batch of images."""
     values = x if x.dtype == torch.float64 else x.float()
     if training or mean is None or variance is None:
-        variance, mean = var_mean(values)
+        variance, mean = var_mean(values, correction=0)
     scale = (variance + eps).rsqrt()
     if weight is not None:
         scale = scale * weight
@@ -56,7 +57,7 @@ def batch_norm(
     return (normalised if bias is None else normalised + of_each_image(bias)).to(x.dtype)
 
 
-def var_mean(x: Tensor, _dims: object = None, *, correction: int = 0) -> tuple[Tensor, Tensor]:
+def var_mean(x: Tensor, _dims: object = None, *, correction: int) -> tuple[Tensor, Tensor]:
     """torch's, of each channel of a batch of images."""
     variances, means = torch.var_mean(x, (2, 3), correction=0)
     variance = variances.mean(0) + means.var(0, correction=0)

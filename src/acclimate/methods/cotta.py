@@ -17,7 +17,7 @@ from ..augment import Augment, Views
 from ..functional import confidence, symmetric_cross_entropy
 from ..network import refuse_non_finite
 from ..parameters import Parameters
-from ..pixels import RATIOS, probabilities, resized, teach
+from ..pixels import RATIOS, checked, probabilities, resized, teach
 from ..randomness import on_device
 from ..teacher import Teacher
 
@@ -72,7 +72,7 @@ class CoTTA(Adapter):
         if views < 1 or not 0 <= restoration <= 1:
             raise ValueError(f"CoTTA: views={views} must be at least 1, and restoration={restoration} in [0, 1]")
         self.momentum, self.restoration, self.threshold = momentum, restoration, threshold
-        self.views, self.loss, self.ratios = views, loss, tuple(ratios)
+        self.views, self.loss, self.ratios = views, loss, checked(ratios, "CoTTA")
         self.unit_range = augment is None
         self.augment: Augment = Views() if augment is None else augment
         self.teacher = Teacher(self.names, momentum)

@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from ..adapter import Adapter, Options
 from ..parameters import Parameters
-from ..pixels import RATIOS, probabilities, resized, teach
+from ..pixels import RATIOS, checked, probabilities, resized, teach
 from ..teacher import Teacher
 
 __all__ = ["DAT"]
@@ -70,15 +70,15 @@ class DAT(Adapter):
         if not 0 < share <= 1:
             raise ValueError(f"DAT: share={share}; expected a fraction of the network's tensors, such as 0.001")
         self.momentum, self.threshold, self.uncertain, self.certain = momentum, threshold, uncertain, certain
-        self.share, self.search, self.ratios = share, search, tuple(ratios)
+        self.share, self.search, self.ratios = share, search, checked(ratios, "DAT")
         self.teacher = Teacher(self.names, momentum)
         self.register_buffer("chosen", torch.zeros(len(self.adapted), dtype=torch.bool, device=self.device))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64, device=self.device))
         self.register_buffer("round", torch.ones((), dtype=torch.int64, device=self.device))
-        self.rates = [float(group["lr"]) for group in self._groups]
 
     def new_domain(self, *, round: int = 1) -> None:  # noqa: A002
         """Tensors are chosen anew; the learning rate is halved with each round."""
+        self.remember_source()  # this is not part of it
         self.chosen.zero_()
         self.seen.zero_()
         self.round.fill_(round)
@@ -87,19 +87,23 @@ class DAT(Adapter):
         """Predict with the teacher, and let a few tensors of the student learn from it."""
         source = self.source_parameters()
         z_t, u = self._teach(x, source)
-        with self.runner.repeatable():  # two losses share its graph
-            z = self.predict(x).rows()
-        losses = F.cross_entropy(resized(z, x), z_t.argmax(1), reduction="none")
+        with self.runner.repeatable():  # two losses share the student's graph
+            self._learn(x, z_t.argmax(1), u)
+        self.teacher.follow(dict(zip(self.names, self.adapted, strict=True)), source)
+        self.seen += len(x)
+        return z_t
+
+    def _learn(self, x: Tensor, labels: Tensor, u: Tensor) -> None:
+        losses = F.cross_entropy(resized(self.predict(x).rows(), x), labels, reduction="none")
         certain = ((u > self.certain) * losses).mean()
-        if searching := int(self.seen) < self.search:
+        searching = int(self.seen) < self.search
+        if searching:
             self._choose(self.gradients(((u < self.uncertain) * losses).mean(), again=True))
+            self.step.backwards = self.step.backwards + len(x)
         gradients = self.gradients(certain)
         if searching:
             self._choose(gradients)
         self._tune(gradients, certain)
-        self.teacher.follow(dict(zip(self.names, self.adapted, strict=True)), source)
-        self.seen += len(x)
-        return z_t
 
     @torch.no_grad()
     def _teach(self, x: Tensor, source: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -119,13 +123,14 @@ class DAT(Adapter):
 
     def _tune(self, gradients: Sequence[Tensor], loss: Tensor) -> None:
         """One step of a new optimizer on the chosen tensors."""
-        for group, rate in zip(self._groups, self.rates, strict=True):
-            group["lr"] = rate * 0.5 ** (int(self.round) - 1)
-        if self.optimizer is not None:
-            self.optimizer.state.clear()
+        if self.optimizer is None:
+            raise TypeError("DAT was built without parameters to adapt")
+        groups, halved = self.optimizer.param_groups, 0.5 ** (int(self.round) - 1)
+        rates = [group["lr"] for group in groups]
+        self.optimizer.state.clear()
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate * halved
         chosen = zip(gradients, self.chosen.tolist(), strict=True)
         self.descend([g if own else None for g, own in chosen], consistency=loss)
-
-    @property
-    def _groups(self) -> list[dict[str, Any]]:
-        return [] if self.optimizer is None else self.optimizer.param_groups
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
