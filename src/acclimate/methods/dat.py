@@ -99,7 +99,7 @@ class DAT(Adapter):
         searching = int(self.seen) < self.search
         if searching:
             self._choose(self.gradients(((u < self.uncertain) * losses).mean(), again=True))
-            self.step.backwards = self.step.backwards + len(x)
+            self.step.backwards, self.step.in_graph = (n + len(x) for n in (self.step.backwards, self.step.in_graph))
         gradients = self.gradients(certain)
         if searching:
             self._choose(gradients)
