@@ -114,7 +114,7 @@ def train(data: Path, out: Path, *, epochs: int = 300, lr: float = 6e-4, batch: 
             optimizer.step()
             schedule.step()
         if (epoch + 1) % 20 == 0 or epoch + 1 == epochs:
-            print(f"epoch {epoch + 1}/{epochs}: loss {float(loss):.3f}", flush=True)
+            print(f"epoch {epoch + 1}/{epochs}: loss {loss.item():.3f}", flush=True)
     found = score(model, data / "val", device)
     print(f"validation mIoU {100 * found:.1f} %")
     save(net, out)
