@@ -29,7 +29,8 @@ def command(about: str | None) -> argparse.ArgumentParser:
 
 def path(name: str, arguments: argparse.Namespace) -> Path:
     """Of the result file."""
-    return Path(arguments.out) / f"{name}_{'h200' if arguments.device == 'cuda' else 'cpu'}.json"
+    machine = torch.cuda.get_device_name().split()[-1].lower() if arguments.device == "cuda" else "cpu"
+    return Path(arguments.out) / f"{name}_{machine}.json"
 
 
 def write(name: str, arguments: argparse.Namespace, result: dict[str, Any]) -> None:

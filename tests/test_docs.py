@@ -53,6 +53,14 @@ def test_the_cost_of_steps_is_the_committed_result() -> None:
     page, results = (ROOT / "docs" / "engine.md").read_text(), ROOT / "benchmarks" / "results"
     for device in ("cpu", "h200"):
         assert steps.markdown(results / f"steps_{device}.json") in page
+    costs = {
+        row.engine: f"{row.median:.1f} ms"
+        for row in steps.read(json.loads((results / "steps_h200.json").read_text()))
+        if (row.network, row.method, row.strategy, row.kept) == ("ResNet-50", "EATA", "masked", 0.6)
+        and row.precision == ("fp32" if row.engine == "eager" else "bf16")
+    }
+    assert costs.keys() == {"eager", "compiled"}
+    assert all(cost in README for cost in costs.values())
     assert overheads.markdown(results / "overheads_cpu.json") in page
 
 

@@ -1,4 +1,4 @@
-"""The command line, thin: it parses, shows progress and prints."""
+"""The command line, thin: it parses, calls and shows (see `terminal`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ._version import __version__
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 try:
     import typer
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-    from rich.table import Table
+    from rich.progress import TaskID
+
+    from .terminal import EXPECTED, console, print_table, progress_bars, refuse, show_plan
 except ImportError as error:
     sys.exit(f"the command line needs an extra ({error.name} is missing): pip install 'acclimate[bench]'")
 
@@ -31,7 +31,6 @@ app = typer.Typer(
     add_completion=False,
     help="Test-time adaptation for PyTorch vision models: efficient, calibrated, without forgetting.",
 )
-console = Console()
 
 
 def _version(wanted: bool) -> None:
@@ -123,7 +122,7 @@ def _adapt_to_digits(show: Demo, out: Path, command: str) -> None:
     from .stream import Scenario
 
     results: list[Result] = []
-    with _progress() as progress:
+    with progress_bars() as progress:
         making = progress.add_task("digits", total=len(show.corruptions), note="")
         domains = []
         for domain in show.domains():
@@ -141,7 +140,7 @@ def _adapt_to_digits(show: Demo, out: Path, command: str) -> None:
             progress.update(task, note=f"accuracy {100 * results[-1].accuracy:.1f} %")
 
     title = f"{len(domains)} corruptions of severity {show.severity}, {show.images:,} digits each, no reset"
-    _print_table(title, results)
+    print_table(title, results)
     page = show.write(out, domains, results, command)
     console.print(f"\nReport: [bold]{page}[/]", soft_wrap=True, highlight=False)
 
@@ -221,24 +220,15 @@ def run(
                 console.print(f"{name} is left out: {why}")
         job.check()
         if dry_run:
-            _show_plan(job)
+            show_plan(job)
             return
         results = _do(job)
-    except _EXPECTED as error:
-        _refuse("cannot run", error)
-    _print_table(f"{plan.data}, {plan.scenario}, severity {plan.severity}", results)
+    except EXPECTED as error:
+        refuse("cannot run", error)
+    print_table(f"{plan.data}, {plan.scenario}, severity {plan.severity}", results)
     console.print(
         f"\nResults: [bold]{out}[/]; `acclimate table {out}` shows every domain", soft_wrap=True, highlight=False
     )
-
-
-_EXPECTED = (ValueError, TypeError, RuntimeError, AssertionError, ImportError, OSError)
-"""What a wrong option, a missing folder or a broken file may raise: told in a line, without a traceback."""
-
-
-def _refuse(what: str, error: BaseException) -> NoReturn:
-    console.print(f"[red bold]{what}:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
-    raise typer.Exit(2) from error
 
 
 def _most_cores() -> int:
@@ -267,32 +257,11 @@ def _read_plan(config: Path | None) -> dict[str, Any]:
     return content
 
 
-def _show_plan(job: Run) -> None:
-    plan = job.plan
-    scenario = job.scenario(plan.seeds[0])
-    console.print(f"[bold]network[/]   {job.network.name}, hyper-parameters of {job.family}")
-    console.print(f"[bold]data[/]      {plan.data}, severity {plan.severity}")
-    console.print(f"[bold]scenario[/]  {scenario.name}: {len(scenario.domains)} domains, {len(scenario):,} batches")
-    console.print(f"[bold]seeds[/]     {', '.join(map(str, plan.seeds))}")
-    seconds = job.estimate()
-    table = Table("method", "about", box=SIMPLE_HEAD, pad_edge=False)
-    for method, needed in seconds.items():
-        table.add_row(method, _duration(needed))
-    table.add_row("[bold]all", _duration(sum(seconds.values())))
-    console.print(table)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 def _do(job: Run) -> list[Result]:
     from .evaluate import Moment
 
     results = []
-    with _progress() as progress:
+    with progress_bars() as progress:
         for each in job.plan.jobs():
             total = len(job.scenario(each.seed))
             starting = "compiling at the first batch" if job.plan.engine == "auto" else ""
@@ -322,8 +291,8 @@ def table(
         raise typer.BadParameter(f"no format {layout!r}: choose from {', '.join(FORMATS)}", param_hint="--format")
     try:
         results = read_results(folders)
-    except _EXPECTED as error:
-        _refuse("no table", error)
+    except EXPECTED as error:
+        refuse("no table", error)
     for told in differences(results):
         Console(stderr=True).print(f"[red bold]these results are not comparable:[/] {told}", soft_wrap=True)
     header, rows = paper_table(results)
@@ -352,12 +321,12 @@ def report(
         told = folders[0] / "plan.json"
         plan = Plan.from_dict(json.loads(told.read_text())) if pictures and told.is_file() else None
         write_page(out, results)
-    except _EXPECTED as error:
-        _refuse("no report", error)
+    except EXPECTED as error:
+        refuse("no report", error)
     try:
         if plan is not None:
             write_page(out, results, Run(plan, folders[0]))
-    except _EXPECTED as error:  # the network, the data or the device may not be at hand here
+    except EXPECTED as error:  # the network, the data or the device may not be at hand here
         console.print(f"[yellow]the page has no pictures:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
     console.print(f"Report: [bold]{out}[/]", soft_wrap=True, highlight=False)
 
@@ -380,32 +349,6 @@ def show_names() -> None:
         console.print(f"\n[bold]{title}[/]")
         for name, told in names.items():
             console.print(f"  [bold]{name:18}[/] {told}", highlight=False, markup=True, soft_wrap=True)
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("[bold]{task.description:20}"),
-        BarColumn(bar_width=16),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]:22}"),
-        TimeRemainingColumn(),
-        console=console,
-    )
-
-
-def _print_table(title: str, results: list[Result]) -> None:
-    from .report import columns, rows
-
-    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in columns(results):
-        first = column == "method"
-        table.add_column(column, justify="left" if first else "right", min_width=11 if first else None)
-    for network in dict.fromkeys(result.network for result in results):
-        table.add_row(f"[bold]{network}")
-        for method, *numbers in rows([result for result in results if result.network == network]):
-            table.add_row(f"  {method}", *numbers)
-        table.add_section()
-    console.print(table)
 
 
 def main() -> None:

@@ -300,8 +300,9 @@ def _check_labels(moment: Moment) -> None:
     y, classes = moment.targets, moment.logits.shape[1]
     if y.dim() != moment.logits.dim() - 1:
         raise ValueError(f"labels of shape {tuple(y.shape)} for logits of {tuple(moment.logits.shape)}: another task?")
-    highest = int(y[y != IGNORE].max()) if y.dim() > 1 and bool((y != IGNORE).any()) else int(y.max())
-    if highest >= classes and not (y.dim() > 1 and highest == IGNORE):
+    counted = y[y != IGNORE] if y.dim() > 1 else y
+    highest = int(counted.max()) if counted.numel() else 0
+    if highest >= classes:
         raise ValueError(f"labels go up to {highest}, and the network has {classes} classes: is it for other data?")
 
 
