@@ -6,10 +6,15 @@ and the sub-networks): mean accuracy and ECE over the seeds, and the range over 
 
 from __future__ import annotations
 
+import itertools
 import json
+import multiprocessing
 import statistics
+import warnings
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from acclimate.demo import Demo
 from acclimate.evaluate import evaluate
@@ -26,23 +31,35 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 
 
+def measure(seed: int, engine: str, device: str) -> list[tuple[str, str, str, float, float]]:
+    """Each network and method."""
+    warnings.simplefilter("ignore", DeprecationWarning)  # of torch's compiler
+    torch.set_num_threads(2)
+    show = Demo(("source", "tent", "eata", "eata-c"), seed=seed, device=device, running=ENGINES[engine])
+    scenario = Scenario("demo", list(show.domains()))
+    found = []
+    for adapter in show.adapters():
+        result = evaluate(adapter, scenario)
+        names = (type(adapter.model).__name__, type(adapter).__name__, engine)
+        print(*names, seed, f"{100 * result.accuracy:.2f} {100 * result.ece:.2f}", flush=True)
+        found.append((*names, result.accuracy, result.ece))
+    return found
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = command(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--engines", nargs="*", choices=list(ENGINES), default=list(ENGINES))
+    parser.add_argument("--processes", type=int, default=1, help="seeds and engines at a time; nothing is timed")
     arguments = parser.parse_args()
+    jobs = [(seed, engine, arguments.device) for engine in arguments.engines for seed in range(arguments.seeds)]
+    with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
+        measured = pool.starmap(measure, jobs, chunksize=1)
     found: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
-    for seed in range(arguments.seeds):
-        for engine in arguments.engines:
-            methods = ("source", "tent", "eata", "eata-c")
-            show = Demo(methods, seed=seed, device=arguments.device, running=ENGINES[engine])
-            scenario = Scenario("demo", list(show.domains()))
-            for adapter in show.adapters():
-                result = evaluate(adapter, scenario)
-                key = (type(adapter.model).__name__, type(adapter).__name__, engine)
-                found.setdefault(key, []).append((result.accuracy, result.ece))
-                print(*key, seed, f"{100 * result.accuracy:.2f} {100 * result.ece:.2f}", flush=True)
+    for *names, accuracy, ece in itertools.chain(*measured):
+        network, method, engine = names
+        found.setdefault((network, method, engine), []).append((accuracy, ece))
     rows = [
         {"network": network, "method": method, "engine": engine}
         | {"accuracy": [accuracy for accuracy, _ in pairs], "ece": [ece for _, ece in pairs]}

@@ -392,7 +392,8 @@ def test_recorded_steps_do_what_plain_ones_do(name: str, family: str, compiled: 
     """Changing batch sizes and kept counts; a record of the step that is its own."""
     xs = [x.cuda() for x in [*(y.double() for y in stream(7)), *batches()]]
     ours = adapter_of(name, family, "cuda", engine=Engine(compiled=compiled, graphs=True))
-    agree(ours, adapter_of(name, family, "cuda"), xs)
+    loose = compiled and name == "bn-adapt"  # Triton has its constant, the weight of the batch, in single precision
+    agree(ours, adapter_of(name, family, "cuda"), xs, rtol=1e-5 if loose else RTOL)
     assert ours.graphs.recorded > 0
     assert not ours.graphs.off
 
@@ -512,15 +513,23 @@ def test_an_optimizer_that_cannot_be_recorded_is_told() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("family", ["bn", "ln", "gn", "seg"])
+@pytest.mark.parametrize("network", ["digits_resnet", "digits_vit"])
 @pytest.mark.parametrize("name", ["tent", "eata", "eata-c"])
-def test_auto_in_bfloat16_stays_near_single_precision(name: str, family: str) -> None:
+def test_auto_in_bfloat16_stays_near_single_precision(name: str, network: str) -> None:
+    """On trained networks: random ones are so sensitive that rounding alone changes what is selected."""
+    from acclimate import models
+    from acclimate.data.corruptions import corrupt
+    from acclimate.data.digits import load_digits
+
+    train, test = load_digits()
+    xs = corrupt(test.x[:256], "gaussian_noise", 3, torch.Generator().manual_seed(0)).cuda().split(32)
+
     def run(**options: Any) -> Adapter:
-        case, arguments = CASES[name], dict(CASES[name].arguments())
-        if "source" in arguments:
-            arguments |= {"source": [x.cuda() for x in arguments["source"]], "beta": 1.0}
-        adapter = case.method(make(family).cuda(), lr=LR, **{**arguments, **options})
-        logits.extend(adapter(x.cuda()) for x in stream(8))
+        case = CASES[name]
+        if "source" in case.arguments():
+            options |= {"source": [train.x[:64].cuda()]}
+        adapter = case.method(getattr(models, network)().cuda(), lr=LR, **options)
+        logits.extend(adapter(x) for x in xs)
         return adapter
 
     logits: list[Tensor] = []
@@ -530,7 +539,39 @@ def test_auto_in_bfloat16_stays_near_single_precision(name: str, family: str) ->
     assert auto.graphs.recorded == 1
     assert all(p.dtype == torch.float32 for p in auto.adapted)
     ours, theirs = torch.cat(logits[:8]), torch.cat(logits[8:])
-    assert float((ours - theirs).norm() / theirs.norm()) < 0.05
+    assert float((ours - theirs).norm() / theirs.norm()) < 0.02
+    assert float((ours.argmax(1) == theirs.argmax(1)).float().mean()) > 0.96
+
+
+@pytest.mark.parametrize(
+    ("asked", "fits"),
+    [("n < 16", True), ("n != 3", True), ("n == 13", False), ("n % 13 == 0", False), ("n * 2**27 < 2**31", False)],
+)
+def test_code_for_some_numbers_of_rows_is_refused(asked: str, fits: bool) -> None:
+    """What a compiler asked of an example must be so for all, or make no difference to what comes out."""
+    from torch._dynamo.source import ConstantSource
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    from acclimate.engine.selective import UnfitError, _holds_for_any
+
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    mode = FakeTensorMode(shape_env=(env := ShapeEnv()))
+    n = mode.from_tensor(torch.zeros(13), source=ConstantSource("rows"), symbolic_context=context).shape[0]
+    symbol = n.node.expr
+    bool(eval(asked))
+    if fits:
+        _holds_for_any(symbol, env, range(2, 65))
+    else:
+        with pytest.raises(UnfitError, match="compiled for"):
+            _holds_for_any(symbol, env, range(2, 65))
+
+
+def test_rows_are_compiled_with_a_number_like_no_other() -> None:
+    from acclimate.engine.selective import _unlike
+
+    assert _unlike(3, [torch.zeros(8, 3, 22), torch.zeros(13)]) == 12
+    assert _unlike(21, [torch.zeros(64, 197, 768)]) == 21
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

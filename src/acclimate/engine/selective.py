@@ -8,11 +8,13 @@ may be any number. Inductor fuses that gather into whatever reads the activation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import sympy  # type: ignore[import-untyped]  # torch has it
 import torch
 from torch import Tensor
 from torch._dynamo.source import ConstantSource
@@ -21,11 +23,13 @@ from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from ..prediction import rows_first
 
 __all__ = ["SelectiveBackward", "UnfitError", "inductor", "repeatable"]
+
+_LONG = 2**31 - 1  # what an index of 32 bits reaches
 
 Compiled: TypeAlias = Callable[[list[Any]], Any]
 
@@ -158,12 +162,15 @@ class _Rows:
         values = [v for v, layout in zip(self.values, self.layout, strict=True) if not callable(layout)]
         mode: Any = detect_fake_mode(values)
         any_number: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
-        values.append(mode.from_tensor(rows, source=ConstantSource("rows"), symbolic_context=any_number))
+        example = rows.new_zeros(_unlike(len(rows), values))
+        values.append(mode.from_tensor(example, source=ConstantSource("rows"), symbolic_context=any_number))
+        symbol, size = values[-1].shape[0].node.expr, _number(self.values[self.tangent].shape[0])
         graph = make_fx(selected, tracing_mode="fake")(*values)
         places = [i for i, layout in enumerate(self.layout) if not callable(layout)]
         static = [places.index(i) for i in self.options.get("static_input_idxs", ()) if i in places]
         with tracing(TracingContext(mode)), repeatable():
             compiled: Any = compile_fx_inner(graph, values, **{**self.options, "static_input_idxs": static})
+        _holds_for_any(symbol, mode.shape_env, range(2, size + 1))
         return compiled  # type: ignore[no-any-return]
 
     def _probe(self, tensors: list[Tensor], size: int, row: int) -> None:
@@ -182,6 +189,30 @@ class _Rows:
                 raise UnfitError("rows of its batch cannot be told apart in a saved tensor")
             self.layout[i] = replace(layout, fast=not slowly)
         self.before, self.unknown = None, False
+
+
+def _unlike(count: int, values: Sequence[Any]) -> int:
+    """A number of rows like `count` to compile with, which neither is nor divides any other size: the compiler takes
+    what is equal by chance for equal always."""
+    sizes = {_number(size) for value in values for size in _sizes(value)}
+    return next(n for n in itertools.count(max(count, 11)) if not any(size % n == 0 for size in sizes))
+
+
+def _number(size: Any) -> int:
+    """That a size has, or had when it was traced."""
+    return size.node.hint if isinstance(size, torch.SymInt) else int(size)
+
+
+def _holds_for_any(symbol: Any, environment: ShapeEnv, numbers: Iterable[int]) -> None:
+    """Refuse code whose compiler took something for granted that is not so for some number of rows."""
+    if environment.replace(symbol) != symbol:
+        raise UnfitError(f"its backward was compiled for {environment.replace(symbol)} rows only")
+    for guard in (g.expr for g in environment.guards if g.expr.free_symbols == {symbol}):
+        of_size = isinstance(guard, (sympy.Ne, sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge))
+        if of_size and all(abs(n) < _LONG for n in guard.atoms(sympy.Integer)):
+            continue  # a choice of two ways that are both right
+        if not all(guard.xreplace({symbol: n}) for n in numbers):
+            raise UnfitError(f"its backward was compiled for numbers of rows where {guard}")
 
 
 def _order(tensor: Tensor) -> Sequence[int]:

@@ -1,0 +1,5 @@
+"""`python -m acclimate`: the command line."""
+
+from .cli import app
+
+app()
