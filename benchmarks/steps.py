@@ -29,6 +29,7 @@ from .command import command, path, write
 SHARES = (0.6, 0.18)
 SWEEP = (0.0, 0.0625, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 SIZES = (1, 4, 16, 64, 256)
+PARTS = ("table", "batches")
 
 
 class Share(Selector):
@@ -304,6 +305,31 @@ def markdown(file: Path) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def gains(file: Path) -> str:
+    """What EATA in bfloat16 gains by the engine, for a page."""
+    medians = {
+        (r.network, r.method, r.strategy, r.engine, r.precision, r.kept): r.median
+        for r in read(json.loads(file.read_text()))
+    }
+    lines = ["| EATA in bfloat16, against | ResNet-50 | ViT-Base, 60 % kept | ViT-Base, 18 % kept |"]
+    lines.append("| --- | ---: | ---: | ---: |")
+    chosen = [("ResNet-50", "masked", 0.6), ("ViT-Base", "sparse", 0.6), ("ViT-Base", "sparse", 0.18)]
+    ours = [medians[network, "EATA", strategy, "compiled", "bf16", kept] for network, strategy, kept in chosen]
+    eager, dense, infer = (
+        [medians[network, "EATA", "masked", "eager", "fp32", kept] for network, _, kept in chosen],
+        [medians[network, "EATA", "masked", "compiled", "bf16", kept] for network, _, kept in chosen],
+        [medians[n, "BNAdapt" if n == "ResNet-50" else "Source", "", "compiled", "bf16", None] for n, _, _ in chosen],
+    )
+    for name, over, under, told in (
+        ("the plain eager step in single precision", eager, ours, ".1f} × as fast"),
+        ("a dense backward in the same engine", dense, ours, ".2f} × as fast"),
+        ("the same engine's inference", ours, infer, ".2f} × its time"),
+    ):
+        cells = [("{:" + told).format(a / b) for a, b in zip(over, under, strict=True)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def read(result: dict[str, Any]) -> list[Row]:
     """The rows of a result file."""
     known = {f.name for f in fields(Row)}
@@ -312,31 +338,57 @@ def read(result: dict[str, Any]) -> list[Row]:
 
 
 def draw(result: dict[str, Any], file: Path) -> None:
-    """Cost against the share kept, one panel a network and precision, with the ideal line."""
+    """Cost against the share kept, one panel a network and precision, with the ideal line; then against batch size."""
     import matplotlib as mpl
 
     mpl.use("svg")
     import matplotlib.pyplot as plt
 
     sweeps = [point for found in result["networks"].values() for point in found["sweep"]]
+    sizes = [point for found in result["networks"].values() for point in found.get("batches", {}).get("points", ())]
     panels = sorted({(p["network"], p["precision"]) for p in sweeps})
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.4), squeeze=False)
-    for axis, (network, precision) in zip(axes[0], panels, strict=True):
+    names = sorted({p["network"] for p in sizes})
+    lines, columns = 1 + bool(sizes), max(len(panels), len(names))
+    figure, axes = plt.subplots(lines, columns, figsize=(4.2 * columns, 3.4 * lines), squeeze=False)
+    for axis, (network, precision) in zip(axes[0], panels, strict=False):
         points = [p for p in sweeps if (p["network"], p["precision"]) == (network, precision)]
-        infer = inference(read(result), network, "compiled", precision)
-        for strategy, colour in (("masked", "#e07b39"), ("sparse", "#2f6f4f"), ("sparse, detached", "#2f6f4f")):
-            line = [(p["kept"], p["milliseconds"]) for p in points if p["strategy"] == strategy]
-            if line:
-                axis.plot(*zip(*line, strict=True), "o-", color=colour, label=strategy, markersize=4)
-        dense = max(p["milliseconds"] for p in points if p["strategy"] == "masked")
-        axis.plot([0, 1], [infer, dense], "--", color="#8a8f98", label="ideal")
-        axis.axhline(infer, color="#8a8f98", linewidth=0.8)
-        axis.text(0.99, infer, "inference", ha="right", va="bottom", fontsize=8, color="#8a8f98")
+        _draw_sweep(axis, points, inference(read(result), network, "compiled", precision))
         axis.set(title=f"{network}, {precision}", xlabel="share of samples kept", ylabel="ms a step")
-        axis.set_ylim(bottom=0)
-        axis.legend(frameon=False)
+    for axis, network in zip(axes[-1], names, strict=False):
+        _draw_sizes(axis, [p for p in sizes if p["network"] == network])
+        axis.set(title=network, xlabel="batch size", ylabel="ms a step")
+    for axis in axes.flat:
+        axis.set_visible(bool(axis.lines))
     figure.tight_layout()
     figure.savefig(file, metadata={"Date": None})
+
+
+GREY = "#8a8f98"
+
+
+def _draw_sweep(axis: Any, points: Sequence[dict[str, Any]], infer: float) -> None:
+    for strategy, colour in (("masked", "#e07b39"), ("sparse", "#2f6f4f"), ("sparse, detached", "#2f6f4f")):
+        line = [(p["kept"], p["milliseconds"]) for p in points if p["strategy"] == strategy]
+        if line:
+            axis.plot(*zip(*line, strict=True), "o-", color=colour, label=strategy, markersize=4)
+    dense = max(p["milliseconds"] for p in points if p["strategy"] == "masked")
+    axis.plot([0, 1], [infer, dense], "--", color=GREY, label="ideal")
+    axis.axhline(infer, color=GREY, linewidth=0.8)
+    axis.text(0.99, infer, "inference", ha="right", va="bottom", fontsize=8, color=GREY)
+    axis.set_ylim(bottom=0)
+    axis.legend(frameon=False)
+
+
+def _draw_sizes(axis: Any, points: Sequence[dict[str, Any]]) -> None:
+    for method, colour in (("Source", GREY), ("EATA", "#2f6f4f")):
+        line = [(p["batch"], p["milliseconds"]) for p in points if p["method"] == method]
+        told = {f"{p['method']}, {p['strategy'] + ', ' if p['strategy'] else ''}{p['precision']}" for p in points}
+        label = next(name for name in told if name.startswith(method))
+        axis.plot(*zip(*line, strict=True), "o-", color=colour, label=label, markersize=4)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xticks(SIZES, [str(size) for size in SIZES])
+    axis.legend(frameon=False)
 
 
 def main() -> None:
@@ -347,8 +399,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--only", nargs="*", default=[""], help="networks by a part of their name")
     parser.add_argument("--precisions", nargs="*", help="of the compiled engine")
-    parser.add_argument("--build-only", action="store_true", help="compile, to fill the compiler's cache, and stop")
-    parser.add_argument("--no-batches", action="store_true", help="leave the batch sizes out")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="the others stay as they were")
     arguments = parser.parse_args()
     device, repeats, steps = arguments.device, arguments.repeats, arguments.steps
     precisions = arguments.precisions or (["fp32", "bf16"] if device == "cuda" else ["fp32"])
@@ -357,22 +408,20 @@ def main() -> None:
     for network, (make, shape) in networks(device).items():
         if not any(part.lower() in network.lower() for part in arguments.only):
             continue
-        x = torch.rand(arguments.batch, *shape, device=device)
-        table = lines(precisions, "ViT" in network, device == "cuda")
-        entries = [entry for line in table for entry in build(network, make, x, line, SHARES)]
-        found: dict[str, Any] = {"origin": origin(torch.device(device)), "seed": 0}
-        if not arguments.build_only:
+        found, measured = results.setdefault(network, {}), {"origin": origin(torch.device(device)), "seed": 0}
+        if "table" in arguments.parts:
+            x = torch.rand(arguments.batch, *shape, device=device)
+            table = lines(precisions, "ViT" in network, device == "cuda")
+            entries = [entry for line in table for entry in build(network, make, x, line, SHARES)]
             measure(entries, repeats, steps)
             print(told([entry.row for entry in entries]), flush=True)
-            found["rows"] = [asdict(e.row) | {"median": e.row.median, "spread": e.row.spread()} for e in entries]
-            found["sweep"] = sweep(entries, 3, steps)
-        entries.clear()
-        if not arguments.no_batches:
-            found["batches"] = batches(device, network, make, shape, 3, steps)
-        if not arguments.build_only:
-            results[network] = found
-            write("steps", arguments, {"networks": results})
-            draw({"networks": results}, file.with_suffix(".svg"))
+            rows = [asdict(e.row) | {"median": e.row.median, "spread": e.row.spread()} for e in entries]
+            found |= measured | {"rows": rows, "sweep": sweep(entries, 3, steps)}
+            entries.clear()
+        if "batches" in arguments.parts:
+            found["batches"] = measured | {"points": batches(device, network, make, shape, 3, steps)}
+        write("steps", arguments, {"networks": results})
+    draw({"networks": results}, file.with_suffix(".svg"))
 
 
 if __name__ == "__main__":

@@ -123,6 +123,23 @@ def test_a_selective_backward_is_the_dense_one(family: str) -> None:
 
 
 @pytest.mark.usefixtures("without_code")
+def test_a_selective_backward_through_padding() -> None:
+    """Whose gradient is a cut; attention in bfloat16 pads its heads."""
+
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = nn.LayerNorm(12), nn.Linear(16, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(nn.functional.pad(self.norm(x.flatten(2).mean(1)[:, :12]), (0, 4)).relu())
+
+    adapter = ETA(Padded(), strategy="sparse", engine=COMPILED, lr=LR)
+    adapter(images(8, 1))
+    assert adapter.runner.compiler.selective_passes == 1
+
+
+@pytest.mark.usefixtures("without_code")
 def test_a_selective_backward_runs_on_the_kept_rows_alone() -> None:
     adapter = ETA(make("ln"), strategy="sparse", select=Reliable(0.4), lr=LR)
     seen = []

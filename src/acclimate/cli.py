@@ -219,6 +219,8 @@ def run(
             for name, why in unfit.items():
                 console.print(f"{name} is left out: {why}")
         job.check()
+        for told in getattr(job.suite, "missing", list)():
+            console.print(f"[yellow]{told}[/]", soft_wrap=True, highlight=False)
         if dry_run:
             show_plan(job)
             return
@@ -282,7 +284,10 @@ def table(
     layout: Annotated[str, typer.Option("--format", help="markdown, latex or csv.")] = "markdown",
     paper: Annotated[bool, typer.Option("--paper", help="With the paper's numbers, where the setting is its.")] = False,
 ) -> None:
-    """Finished results in the paper's layout: domains as columns, accuracy and ECE as rows."""
+    """Finished results in the paper's layout: domains as columns, accuracy and ECE as rows.
+
+    Of more than four rounds it shows the first, fourth, seventh and so on, as the paper does; csv has all.
+    """
     from .paper import paper_notes, rows_for
     from .results import read_results
     from .tables import FORMATS, differences, paper_table, with_paper
@@ -295,7 +300,7 @@ def table(
         refuse("no table", error)
     for told in differences(results):
         Console(stderr=True).print(f"[red bold]these results are not comparable:[/] {told}", soft_wrap=True)
-    header, rows = paper_table(results)
+    header, rows = paper_table(results, every=layout == "csv")
     if paper:
         marks = [f"{mark} {told}" for mark, told in paper_notes().items()]
         missing = "the paper has no results for this network, data, scenario and severity, with all images"

@@ -18,6 +18,7 @@ from torch import Tensor
 from ._version import __version__
 from .adapter import Adapter
 from .metrics import IGNORE, Scores
+from .normalised import Normalised
 from .passes import Step
 from .stream import Scenario, Stream
 
@@ -226,7 +227,7 @@ def evaluate(
 
     result = so_far or Result(
         method=type(adapter).__name__,
-        network=type(adapter.model).__name__,
+        network=type(adapter.model.model if isinstance(adapter.model, Normalised) else adapter.model).__name__,
         call=repr(adapter),
         scenario=scenario.name,
         seed=adapter.seed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from statistics import mean, stdev
 
@@ -43,10 +44,15 @@ def _of(stored: Stored, what: str) -> str:
     return str(stored.result.origin.get(what))
 
 
-def paper_table(results: Sequence[Stored]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: Acc. and ECE of each method over the domains; a mean, and a deviation over several seeds."""
+def paper_table(results: Sequence[Stored], *, every: bool = False) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: Acc. and ECE of each method over the domains; a mean, and a deviation over several seeds.
+
+    Of many rounds it has the first, fourth, seventh and so on, as the paper's has; or `every` one. Means are of all.
+    """
     names = list(dict.fromkeys(domain.name for stored in results for domain in stored.result.domains))
-    header = ["Method", "", *(name.replace("_", " ") for name in names), "Avg.", "#Forwards", "#Backwards"]
+    names = names if every else _some_rounds(names)
+    header = ["Method", "", *(_ROUND.sub(r"\2: \1", name.replace("_", " ")) for name in names)]
+    header += ["Avg.", "#Forwards", "#Backwards"]
     rows = []
     groups: dict[str, list[Stored]] = {}
     for stored in results:
@@ -61,7 +67,7 @@ def paper_table(results: Sequence[Stored]) -> tuple[list[str], list[list[str]]]:
         score = ("Acc.", "accuracy") if any(run.miou is None for run in runs) else ("mIoU", "miou")
         for kind, key in (score, ("ECE", "ece")):
             by_name: dict[str, list[float]] = {name: [] for name in names}
-            for domain in (domain for run in runs for domain in run.domains):
+            for domain in (domain for run in runs for domain in run.domains if domain.name in by_name):
                 by_name[domain.name].append(100 * getattr(domain, key))
             cells = [f"{mean(values):.1f}" if values else "–" for values in by_name.values()]
             whole = [100 * getattr(r, key) for r in runs]
@@ -72,19 +78,34 @@ def paper_table(results: Sequence[Stored]) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
+_ROUND = re.compile(r"(.*), round (\d+)")
+_FEW = 4
+
+
+def _some_rounds(names: Sequence[str]) -> list[str]:
+    found = {name: int(match[2]) for name in names if (match := _ROUND.fullmatch(name))}
+    rounds = set(found.values())
+    if len(rounds) <= _FEW:
+        return list(names)
+    shown = {*range(1, max(rounds) + 1, 3), max(rounds)}
+    return [name for name in names if found.get(name, 1) in shown]
+
+
 def with_paper(rows: Sequence[list[str]], results: Sequence[Stored]) -> list[list[str]]:
     """Each method's rows followed by the paper's, marked as such, where all results have a setting of the paper's."""
     known = {row.method: row for row in rows_for(results[0].content)}
     out: list[list[str]] = []
-    method = ""
+    method = score = ""
     for row in rows:
-        method = row[0] or method
+        method, score = row[0] or method, score if row[1] == "ECE" else row[1]
         out.append(list(row))
         line = known.get(method)
         if row[1] == "ECE" and line is not None:
-            told = [f"{method} (paper{line.note})", "Acc.", *(f"{v:.1f}" for v in line.accuracy)]
-            out.append([*told, f"{line.average[0]:.2f}", f"{line.forwards:,}", f"{line.backwards:,}"])
-            out.append(["", "ECE", *(f"{v:.1f}" for v in line.ece), f"{line.average[1]:.2f}", "", ""])
+            told = [f"{method} (paper{line.note})", score, *(f"{v:.1f}" for v in line.accuracy)]
+            passes = ["" if n is None else f"{n:,}" for n in (line.forwards, line.backwards)]
+            out.append([*told, f"{line.average[0]:.2f}", *passes])
+            if line.ece:
+                out.append(["", "ECE", *(f"{v:.1f}" for v in line.ece), f"{line.average[1]:.2f}", "", ""])
     return out
 
 

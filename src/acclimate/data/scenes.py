@@ -163,6 +163,16 @@ class ACDC:
         found = [image for image in _images(images, deep=True) if image.stem.endswith("_rgb_anon")]
         return Part(Scenes(_pairs(found, label, f"ACDC, {shift}"), self.preprocess), ordered=True)
 
+    def missing(self) -> list[str]:
+        """Conditions with fewer images than were published, in words: a part of it may be what is wanted."""
+        whole = {"train": 400, "val": 100}.get(self.split, 0)  # 106 at night
+        counts = {shift: len(self.part(shift, 5).images) for shift in self.shifts}
+        return [
+            f"ACDC, {shift}: {count} images, and {whole} were published: only partly unpacked?"
+            for shift, count in counts.items()
+            if count < whole
+        ]
+
     def clean(self) -> Part:
         """Cityscapes, where its folder was named."""
         if self.source is None:

@@ -33,7 +33,7 @@ Adapt: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 _WARM_UP = 2  # steps that run as they are, so that everything is compiled and every buffer is there
 _BUCKETS = 16  # sizes of a second part
-_MOST = 4  # shapes of batches
+_MOST = 8  # shapes of batches
 
 
 class NotRecordableError(RuntimeError):

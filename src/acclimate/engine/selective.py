@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import sympy  # type: ignore[import-untyped]  # torch has it
 import torch
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._functorch import config as autograd_config
 from torch._guards import TracingContext, detect_fake_mode, tracing
@@ -165,7 +166,8 @@ class _Rows:
         example = rows.new_zeros(_unlike(len(rows), values))
         values.append(mode.from_tensor(example, source=ConstantSource("rows"), symbolic_context=any_number))
         symbol, size = values[-1].shape[0].node.expr, _number(self.values[self.tangent].shape[0])
-        graph = make_fx(selected, tracing_mode="fake")(*values)
+        with enable_python_dispatcher():  # some operations know symbolic sizes there only
+            graph = make_fx(selected, tracing_mode="fake")(*values)
         places = [i for i, layout in enumerate(self.layout) if not callable(layout)]
         static = [places.index(i) for i in self.options.get("static_input_idxs", ()) if i in places]
         with tracing(TracingContext(mode)), repeatable():
