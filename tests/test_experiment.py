@@ -24,7 +24,7 @@ from acclimate.cli import app
 from acclimate.data.corruptions import BENCHMARK
 from acclimate.experiment import Run
 from acclimate.models import digits_resnet
-from acclimate.paper import paper_rows
+from acclimate.paper.published import paper_rows
 from acclimate.plan import Plan, PlanError, read_overrides
 from acclimate.results import read_results
 from acclimate.tables import differences, paper_table

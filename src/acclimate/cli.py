@@ -22,6 +22,7 @@ try:
     from rich.markup import escape
     from rich.progress import TaskID
 
+    from .paper.command import paper
     from .terminal import EXPECTED, console, print_table, progress_bars, refuse, show_plan
 except ImportError as error:
     sys.exit(f"the command line needs an extra ({error.name} is missing): pip install 'acclimate[bench]'")
@@ -31,6 +32,7 @@ app = typer.Typer(
     add_completion=False,
     help="Test-time adaptation for PyTorch vision models: efficient, calibrated, without forgetting.",
 )
+app.add_typer(paper, name="paper")
 
 
 def _version(wanted: bool) -> None:
@@ -288,7 +290,7 @@ def table(
 
     Of more than four rounds it shows the first, fourth, seventh and so on, as the paper does; csv has all.
     """
-    from .paper import paper_notes, rows_for
+    from .paper.published import paper_notes, rows_for
     from .results import read_results
     from .tables import FORMATS, differences, paper_table, with_paper
 

@@ -160,15 +160,25 @@ class Run:
 
     def estimate(self, batches: int = 2) -> dict[str, float]:
         """Seconds that each method may take for all seeds, from a few timed batches."""
+        return self.seconds(self.speed(batches))
+
+    def speed(self, batches: int = 2) -> tuple[float, float]:
+        """Seconds of a sample's forward and backward pass, from a few timed batches."""
+        scenario = self.scenario(self.plan.seeds[0])
+        forward, step = (self._seconds(method, scenario, batches) for method in ("source", "tent"))
+        return forward, max(step - forward, 0.0)
+
+    def seconds(self, speed: tuple[float, float]) -> dict[str, float]:
+        """That each method may take for all seeds at a speed."""
+        costs = {method: METHODS[method].cost for method in self.plan.methods}
+        images = self.images_met() * len(self.plan.seeds)
+        return {method: images * (there * speed[0] + back * speed[1]) for method, (there, back) in costs.items()}
+
+    def images_met(self) -> int:
+        """Images that a method meets under one seed, probes counted."""
         scenario = self.scenario(self.plan.seeds[0])
         images = sum(min(len(domain) * self.plan.batch_size, _size(domain)) for domain in scenario.domains)
-        if self.plan.probe != "none":
-            images += (len(scenario.domains) + 1) * self.plan.probe_images
-        forward, step = (self._seconds(method, scenario, batches) for method in ("source", "tent"))
-        backward = max(step - forward, 0.0)
-        costs = {method: METHODS[method].cost for method in self.plan.methods}
-        images *= len(self.plan.seeds)
-        return {method: images * (there * forward + back * backward) for method, (there, back) in costs.items()}
+        return images + (len(scenario.domains) + 1) * self.plan.probe_images * (self.plan.probe != "none")
 
     def _seconds(self, method: str, scenario: Scenario, batches: int) -> float:
         """A sample's time."""

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from .evaluate import Result
 
-__all__ = ["accuracy_along_all", "along", "cost", "examples", "forgetting", "reliability", "scenes"]
+__all__ = ["COLOURS", "STYLE", "accuracy_along_all", "along", "cost", "examples", "forgetting", "reliability", "scenes"]
 
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -28,7 +28,7 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "svg.fonttype": "none",
 }
-_COLOURS = {
+COLOURS = {
     "Source": "#8a8f98",
     "BNAdapt": "#4c78a8",
     "Tent": "#e07b39",
@@ -48,7 +48,7 @@ _COLOURS = {
 
 def _colour(result: Result) -> str:
     """A method's own, the same in every figure."""
-    return _COLOURS.get(result.method, "#222222")
+    return COLOURS.get(result.method, "#222222")
 
 
 def _axes(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
@@ -64,7 +64,7 @@ def _along(axes: Axes, results: Sequence[Result], values: Sequence[Sequence[floa
     axes.set_ylabel(f"{results[0].score_name} (%)")
 
 
-@mpl.rc_context(_STYLE)
+@mpl.rc_context(STYLE)
 def accuracy_along_all(groups: Sequence[Sequence[Result]]) -> Figure:
     """The same, for several networks one above the other."""
     figure = Figure(figsize=(9, 0.9 + 2.8 * len(groups)), layout="constrained")
@@ -76,7 +76,7 @@ def accuracy_along_all(groups: Sequence[Sequence[Result]]) -> Figure:
     return figure
 
 
-@mpl.rc_context(_STYLE)
+@mpl.rc_context(STYLE)
 def along(results: Sequence[Result], name: str) -> Figure:
     """A number of each domain, in the order of the stream."""
     figure, (ax,) = _axes(9, 3.4)
@@ -89,7 +89,7 @@ def along(results: Sequence[Result], name: str) -> Figure:
     return figure
 
 
-@mpl.rc_context(_STYLE)
+@mpl.rc_context(STYLE)
 def cost(results: Sequence[Result]) -> Figure:
     """Accuracy, or mIoU, against passes a sample: up and to the left is better."""
     figure, (ax,) = _axes(9, 3.6)
@@ -104,7 +104,7 @@ def cost(results: Sequence[Result]) -> Figure:
     return figure
 
 
-@mpl.rc_context(_STYLE)
+@mpl.rc_context(STYLE)
 def forgetting(results: Sequence[Result]) -> Figure:
     """Accuracy on clean images, probed before the stream and after each domain."""
     figure, (ax,) = _axes(9, 3.4)
@@ -117,7 +117,7 @@ def forgetting(results: Sequence[Result]) -> Figure:
     return figure
 
 
-@mpl.rc_context(_STYLE)
+@mpl.rc_context(STYLE)
 def reliability(results: Sequence[Result], columns: int = 7) -> Figure:
     """How often predictions of each confidence are right; on the diagonal, confidence means what it says."""
     columns = min(columns, len(results))
@@ -142,7 +142,7 @@ def reliability(results: Sequence[Result], columns: int = 7) -> Figure:
     return figure
 
 
-@mpl.rc_context(_STYLE | {"axes.grid": False, "axes.spines.left": False, "axes.spines.bottom": False})
+@mpl.rc_context(STYLE | {"axes.grid": False, "axes.spines.left": False, "axes.spines.bottom": False})
 def examples(pictures: Sequence[tuple[str, Tensor]], gap: int = 2) -> Figure:
     """A few images of each domain, a row each."""
     height, columns = pictures[0][1].shape[-2] + gap, len(pictures[0][1])
@@ -157,7 +157,7 @@ def examples(pictures: Sequence[tuple[str, Tensor]], gap: int = 2) -> Figure:
     return figure
 
 
-@mpl.rc_context(_STYLE | {"axes.grid": False, "axes.spines.left": False, "axes.spines.bottom": False})
+@mpl.rc_context(STYLE | {"axes.grid": False, "axes.spines.left": False, "axes.spines.bottom": False})
 def scenes(rows: Sequence[tuple[str, Sequence[tuple[str, Tensor]]]]) -> Figure:
     """Street scenes: a row a domain, with images (3, H, W) and labels (H, W) in its columns."""
     columns = len(rows[0][1])

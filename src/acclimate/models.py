@@ -1,8 +1,10 @@
-"""Small networks of our own, with the weights we trained (see `recipes/train_digits.py`)."""
+"""Small networks of our own, with the weights we trained (see `recipes/`)."""
 
 from __future__ import annotations
 
-from importlib.resources import as_file, files
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -10,7 +12,16 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-__all__ = ["SmallResNet", "SmallViT", "digits_resnet", "digits_vit"]
+__all__ = [
+    "NETWORKS",
+    "SmallResNet",
+    "SmallViT",
+    "cifar10_resnet",
+    "cifar10_vit",
+    "digits_resnet",
+    "digits_vit",
+    "weights",
+]
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -60,10 +71,11 @@ class SmallResNet(nn.Module):
         channels: int = 1,
         classes: int = 10,
         drop: float = 0.2,
+        stride: int = 2,
     ) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(channels, widths[0], 3, 2, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()
+            nn.Conv2d(channels, widths[0], 3, stride, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()
         )
         total = len(widths) * depth
         blocks: list[nn.Module] = []
@@ -147,7 +159,30 @@ def digits_vit() -> SmallViT:
     return _trained(SmallViT(), "digits_vit")
 
 
+def cifar10_resnet() -> SmallResNet:
+    """A BatchNorm network for CIFAR-10, of 0.9 million parameters; without weights."""
+    return SmallResNet((32, 64, 112), depth=3, channels=3, drop=0.1, stride=1)
+
+
+def cifar10_vit() -> SmallViT:
+    """A LayerNorm network for CIFAR-10, of 0.9 million parameters; without weights."""
+    return SmallViT(width=96, depth=8, heads=3, channels=3, drop=0.1)
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "digits-resnet": SmallResNet,
+    "digits-vit": SmallViT,
+    "cifar10-resnet": cifar10_resnet,
+    "cifar10-vit": cifar10_vit,
+}
+"""By their names on the command line, without weights."""
+
+
+def weights(name: str) -> Path:
+    """The file of weights that comes with the package; it may be missing."""
+    return Path(str(files("acclimate") / "weights" / f"{name.replace('-', '_')}.safetensors"))
+
+
 def _trained(model: Network, name: str) -> Network:
-    with as_file(files("acclimate") / "weights" / f"{name}.safetensors") as path:
-        model.load_state_dict(load_file(path))
+    model.load_state_dict(load_file(weights(name)))
     return model.eval()

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .functional import entropy, moving_average, reliability, similarity, threshold
 
-__all__ = ["Epsilon", "Everything", "NonRedundant", "Reliable", "Scaled", "Selector"]
+__all__ = ["Choice", "Epsilon", "Everything", "NonRedundant", "Reliable", "Scaled", "Selector", "chosen"]
 
 
 class AcceptanceAlarm:
@@ -198,3 +198,17 @@ class NonRedundant(Selector):
 
     def __repr__(self) -> str:
         return f"NonRedundant({self.epsilon!r})"
+
+
+Choice: TypeAlias = Selector | Literal["everything", "reliable"] | None
+"""A selector of one's own, a part of the paper's by its name, or, as None, the paper's."""
+
+
+def chosen(choice: Choice, reliable: Selector, non_redundant: Selector) -> Selector:
+    """What a choice stands for."""
+    if isinstance(choice, Selector):
+        return choice
+    known = {None: reliable * non_redundant, "reliable": reliable, "everything": Everything()}
+    if choice not in known:
+        raise ValueError(f'select={choice!r}: expected a Selector, "everything" or "reliable"')
+    return known[choice]

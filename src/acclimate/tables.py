@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from statistics import mean, stdev
 
-from .paper import rows_for
+from .paper.published import rows_for
 from .plan import PROTOCOL, SHARED
 from .results import Stored
 
@@ -110,9 +110,14 @@ def with_paper(rows: Sequence[list[str]], results: Sequence[Stored]) -> list[lis
 
 
 def as_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [header, ["---", "---", *["---:"] * (len(header) - 2)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    """A Markdown table; numbers are flush right."""
+    columns = list(zip(*rows, strict=True))
+    rule = ["---:" if all(cell == "" or _is_number(cell) for cell in column) else "---" for column in columns]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [header, rule, *rows]) + "\n"
+
+
+def _is_number(cell: str) -> bool:
+    return cell[0].isdigit() or cell[0] in "–-"
 
 
 def as_csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

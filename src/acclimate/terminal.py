@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .evaluate import Result
     from .experiment import Run
 
-__all__ = ["EXPECTED", "console", "print_table", "progress_bars", "refuse", "show_plan"]
+__all__ = ["EXPECTED", "console", "duration", "print_table", "progress_bars", "refuse", "show_plan"]
 
 console = Console()
 
@@ -40,12 +40,13 @@ def show_plan(job: Run) -> None:
     seconds = job.estimate()
     table = Table("method", "about", box=SIMPLE_HEAD, pad_edge=False)
     for method, needed in seconds.items():
-        table.add_row(method, _duration(needed))
-    table.add_row("[bold]all", _duration(sum(seconds.values())))
+        table.add_row(method, duration(needed))
+    table.add_row("[bold]all", duration(sum(seconds.values())))
     console.print(table)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """As people say it."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from .data.folders import Preprocess
-from .models import digits_resnet, digits_vit
+from .models import NETWORKS
+from .models import weights as own_weights
 from .normalised import Normalised
 
 __all__ = ["KINDS", "Loaded", "NetworkError", "load_network"]
@@ -46,9 +47,15 @@ class Loaded:
         return "resnet50" if batch_norm else "vit-base"
 
 
-def _digits(name: str) -> Loaded:
-    made = {"digits-resnet": digits_resnet, "digits-vit": digits_vit}[name]()
-    return Loaded(name, made, Preprocess())
+def _ours(name: str, weights: Path | None) -> Loaded:
+    net, file = NETWORKS[name](), weights or own_weights(name)
+    if weights is None and not file.is_file():
+        task, _, network = name.partition("-")
+        raise NetworkError(
+            f"the weights of {name} are not here: python -m recipes.{task} train DATA {network} makes them"
+        )
+    _fill(net, file)
+    return Loaded(name, net, Preprocess())
 
 
 def _timm(name: str, weights: Path | None) -> Loaded:
@@ -143,6 +150,8 @@ def _file(spec: str) -> Loaded:
 KINDS: dict[str, str] = {
     "digits-resnet": "the demo's small ResNet, with BatchNorm",
     "digits-vit": "the demo's small ViT, with LayerNorm",
+    "cifar10-resnet": "a small ResNet for CIFAR-10, or cifar10-resnet=FILE",
+    "cifar10-vit": "a small ViT for CIFAR-10, or cifar10-vit=FILE",
     "timm:NAME": "timm's, weights from its hub, or of a file: timm:NAME=FILE",
     "torchvision:NAME": "torchvision's, or torchvision:NAME=FILE",
     "hf:NAME": "an image classifier or a segmenter of transformers, by name or from a folder",
@@ -160,8 +169,9 @@ _LIBRARIES: dict[str, Callable[[str, Path | None], Loaded]] = {
 def load_network(spec: str, device: torch.device | str = "cpu") -> Loaded:
     """A network by its name, in evaluation mode on a device."""
     library, _, name = spec.partition(":")
-    if spec in ("digits-resnet", "digits-vit"):
-        loaded = _digits(spec)
+    own, _, weights = spec.partition("=")
+    if own in NETWORKS:
+        loaded = _ours(own, Path(weights) if weights else None)
     elif library in _LIBRARIES:
         name, _, weights = name.partition("=")
         loaded = _LIBRARIES[library](name, Path(weights) if weights else None)

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..stream import Part
+from ..stream import ImageSet, Part
 from .corruptions import BENCHMARK
 from .folders import DataError, folder
 
-__all__ = ["CIFARC"]
+__all__ = ["CIFARC", "clean_images"]
 
 _EACH = 10_000
 
@@ -28,33 +28,39 @@ class CIFARC:
         self.shifts = tuple(shift for shift in BENCHMARK if (self.root / f"{shift}.npy").is_file())
         if not self.shifts:
             raise DataError(f"{name}: {self.root} has no gaussian_noise.npy, shot_noise.npy, …: is it another folder?")
-        self.labels = self._array("labels")
+        self.labels = _array(self.root, "labels", name)
 
     def part(self, shift: str, severity: int) -> Part:
         """One corruption at one severity."""
         if severity not in (1, 2, 3, 4, 5):
             raise ValueError(f"severity={severity}: expected 1 to 5")
-        images = self._array(shift)
+        images = _array(self.root, shift, self.name)
         each = len(images) // 5
         rows = slice(each * (severity - 1), each * severity)
         return Part(_Rows(images[rows], self.labels[rows]))
 
     def clean(self) -> Part:
         """The test images, where they lie beside as clean.npy."""
-        images = self._array("clean")
-        return Part(_Rows(images, self.labels[: len(images)]))
+        return Part(clean_images(self.root, self.name))
 
-    def _array(self, name: str) -> np.ndarray:
-        path = self.root / f"{name}.npy"
-        if not path.is_file():
-            raise DataError(f"{self.name}: there is no {path.name} in {self.root}")
-        try:
-            array: np.ndarray = np.load(path, mmap_mode="r")
-        except (ValueError, OSError, EOFError) as error:
-            raise DataError(f"{path} cannot be read ({error}): a broken download? Fetch it again") from error
-        if name != "labels" and (array.ndim != 4 or array.shape[3] != 3 or array.dtype != np.uint8):
-            raise DataError(f"{path} holds {array.dtype} of {array.shape}, not images of (N, H, W, 3) bytes")
-        return array
+
+def clean_images(root: Path | str, name: str = "cifar10") -> ImageSet:
+    """root/clean.npy, the test images, and root/labels.npy (`python -m recipes.cifar10 unpack` makes them)."""
+    images, labels = (_array(folder(Path(root), name.upper()), part, name) for part in ("clean", "labels"))
+    return _Rows(images, labels[: len(images)])
+
+
+def _array(root: Path, part: str, name: str) -> np.ndarray:
+    path = root / f"{part}.npy"
+    if not path.is_file():
+        raise DataError(f"{name}: there is no {path.name} in {root}")
+    try:
+        array: np.ndarray = np.load(path, mmap_mode="r")
+    except (ValueError, OSError, EOFError) as error:
+        raise DataError(f"{path} cannot be read ({error}): a broken download? Fetch it again") from error
+    if part != "labels" and (array.ndim != 4 or array.shape[3] != 3 or array.dtype != np.uint8):
+        raise DataError(f"{path} holds {array.dtype} of {array.shape}, not images of (N, H, W, 3) bytes")
+    return array
 
 
 class _Rows:

@@ -11,7 +11,7 @@ from ..adapter import Adapter, Options
 from ..engine import recordable
 from ..fisher import Fisher, Images
 from ..functional import entropy
-from ..selection import Epsilon, NonRedundant, Reliable, Selector
+from ..selection import Choice, Epsilon, NonRedundant, Reliable, Selector, chosen
 
 __all__ = ["EATA", "ETA"]
 
@@ -28,7 +28,8 @@ class EATA(Adapter):
             is the paper's 0.05 at 1,000 classes, and scales as 1/√C.
         beta: β, the weight of the pull towards the source; 0 is ETA and needs no `source`.
         fisher: `"batch"`, as the released program has it, or `"sample"`, Eq. (9) as written (β is then smaller).
-        select: another S(x), in the place of `Reliable(margin) * NonRedundant(epsilon)`.
+        select: another S(x), in the place of `Reliable(margin) * NonRedundant(epsilon)`: a selector, or by name
+            `"reliable"`, the first of them, or `"everything"`.
         options: what every adapter takes, such as `lr` and `engine`: see `Adapter`.
     """
 
@@ -44,12 +45,12 @@ class EATA(Adapter):
         epsilon: Epsilon = "auto",
         beta: float = 2000.0,
         fisher: Literal["batch", "sample"] = "batch",
-        select: Selector | None = None,
+        select: Choice = None,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(model, **options)
         self.margin, self.epsilon, self.beta, self.fisher = margin, epsilon, beta, fisher
-        self.select = Reliable(margin) * NonRedundant(epsilon) if select is None else select
+        self.select = chosen(select, Reliable(margin), NonRedundant(epsilon))
         self.regulariser = Fisher.weighted(beta, self, source, fisher)
 
     @recordable
@@ -78,7 +79,7 @@ class ETA(EATA):
         *,
         margin: float = 0.4,
         epsilon: Epsilon = "auto",
-        select: Selector | None = None,
+        select: Choice = None,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(model, beta=0.0, margin=margin, epsilon=epsilon, select=select, **options)

@@ -18,7 +18,7 @@ from ..functional import certainty, consistency, entropy
 from ..network import check_images
 from ..passes import Step, Uncertainty
 from ..prediction import Strategy
-from ..selection import Epsilon, NonRedundant, Reliable, Scaled, Selector
+from ..selection import Choice, Epsilon, NonRedundant, Reliable, Scaled, Selector, chosen
 from ..subnetwork import StochasticDepth
 
 __all__ = ["EATAC", "ETAC"]
@@ -48,7 +48,7 @@ class EATAC(Adapter):
         per: sub-networks `"sample"` by sample, or one a `"batch"`, whose dropped blocks are not run.
         branches: names of residual branches, for a network that is not known; or `blocks` (see `subnetwork`).
         blocks: names of modules that return x + f(x).
-        select: another S_c(x), in the place of `Reliable(margin, weighted=False) * NonRedundant(epsilon)`.
+        select: another S_c(x), in the place of `Reliable(margin, weighted=False) * NonRedundant(epsilon)` (see `EATA`).
         options: `lr`, `optimizer`, `parameters` (`"all"` is EATA-C†), `statistics`, `strategy`, `classes`, `seed`: see
             `Adapter`. BatchNorm normalises the selected samples by their own statistics (`strategy="replay-subset"`,
             the default), or by the full batch's, repeated from the first pass (`"replay"`).
@@ -77,7 +77,7 @@ class EATAC(Adapter):
         per: Literal["sample", "batch"] = "sample",
         branches: Names | None = None,
         blocks: Names | None = None,
-        select: Selector | None = None,
+        select: Choice = None,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(model, **options)
@@ -93,7 +93,7 @@ class EATAC(Adapter):
         if divergence not in ("forward", "reverse"):
             raise ValueError(f'divergence={divergence!r}: expected "forward" or "reverse"')
         not_redundant = NonRedundant(Scaled(0.07) if epsilon == "auto" else epsilon)
-        self.select = Reliable(margin, weighted=False) * not_redundant if select is None else select
+        self.select = chosen(select, Reliable(margin, weighted=False), not_redundant)
         self.depth = StochasticDepth(model, branches, blocks) if drop else None
         with self.subnetwork():  # a wrong drop, schedule or per is told here, not at the first batch
             pass

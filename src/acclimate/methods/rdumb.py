@@ -8,7 +8,7 @@ from typing_extensions import Unpack
 from ..adapter import Options
 from ..network import DivergenceError, refuse_non_finite
 from ..passes import Count
-from ..selection import Epsilon, Selector
+from ..selection import Choice, Epsilon
 from .eata import ETA
 
 __all__ = ["RDumb"]
@@ -33,7 +33,7 @@ class RDumb(ETA):
         every: int = 1000,
         margin: float = 0.4,
         epsilon: Epsilon = "auto",
-        select: Selector | None = None,
+        select: Choice = None,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(model, margin=margin, epsilon=epsilon, select=select, **options)

@@ -41,7 +41,7 @@ class PaperRow:
 
 @functools.cache
 def _content() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((files("acclimate") / "paper.json").read_text(encoding="utf-8"))
+    content: dict[str, Any] = json.loads((files("acclimate.paper") / "published.json").read_text(encoding="utf-8"))
     return content
 
 

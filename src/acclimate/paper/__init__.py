@@ -1,0 +1,6 @@
+"""The paper, table by table: recipes that measure it again, at any scale, and its own numbers to stand beside.
+
+recipe, scale = RECIPES["ablation"], SCALES["digits"]
+for file in reproduce(recipe, scale, Path("paper")):
+    print(file)
+"""

@@ -1,0 +1,117 @@
+"""`acclimate paper`: its tables and figures, by name."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from ..terminal import EXPECTED, console, duration, progress_bars, refuse
+
+if TYPE_CHECKING:
+    from ..experiment import Run
+    from .recipe import Case, Recipe, Tick
+    from .scales import Scale
+
+__all__ = ["paper"]
+
+paper = typer.Typer(help="The paper's tables and figures: list them, and run them at any scale.", no_args_is_help=True)
+
+
+@paper.command("list")
+def list_recipes() -> None:
+    """Every recipe, and every scale."""
+    from .recipes import RECIPES
+    from .scales import SCALES
+
+    recipes = Table("recipe", "what it makes", box=SIMPLE_HEAD, pad_edge=False)
+    for recipe in RECIPES.values():
+        recipes.add_row(recipe.name, f"{recipe.title}. {recipe.note}".strip())
+    scales = Table("--scale", "on what", "needs", box=SIMPLE_HEAD, pad_edge=False)
+    for scale in SCALES.values():
+        scales.add_row(scale.name, scale.about, scale.needs)
+    console.print(recipes)
+    console.print(scales)
+
+
+@paper.command("run")
+def run_recipes(
+    names: Annotated[list[str], typer.Argument(help="Recipes, as `acclimate paper list` has them; or all.")],
+    scale: Annotated[str, typer.Option(help="paper, 5k, cifar10 or digits.")] = "digits",
+    data: Annotated[str | None, typer.Option(help="The scale's data, such as imagenet-c:FOLDER,CLEAN.")] = None,
+    resnet: Annotated[str | None, typer.Option(help="Another network with BatchNorm, as --model takes it.")] = None,
+    vit: Annotated[str | None, typer.Option(help="Another network with LayerNorm.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Repeat for more than one.")] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="Of each domain; the scale's, unless given.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="64, unless given.")] = None,
+    device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
+    engine: Annotated[str, typer.Option(help="eager, or auto.")] = "eager",
+    precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; fp32 unless given.")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the results; what was stopped goes on there.")] = Path("paper"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is needed and what it costs, and stop.")] = False,
+) -> None:
+    """Measure tables and figures of the paper again; each writes its numbers, a table or a figure."""
+    from .recipe import reproduce
+    from .recipes import RECIPES
+    from .scales import SCALES
+
+    known: Sequence[str]
+    for name, known, what in [(scale, [*SCALES], "scale"), *((name, [*RECIPES, "all"], "recipe") for name in names)]:
+        if name not in known:
+            raise typer.BadParameter(f"no {what} {name!r}: choose from {', '.join(known)}")
+    chosen = [RECIPES[name] for name in names if name != "all"]
+    if "all" in names:
+        chosen = [recipe for recipe in RECIPES.values() if recipe.name != "imagenet-r"]
+    fields: dict[str, Any] = {"images": images, "batch_size": batch_size, "seeds": tuple(seed) if seed else None}
+    fields |= {"device": device, "engine": engine, "precision": precision, "workers": workers or None}
+    networks = {kind: named for kind, named in (("resnet", resnet), ("vit", vit)) if named}
+    command = shlex.join(["acclimate", *sys.argv[1:]])
+    try:
+        at = SCALES[scale].on(data=data, networks=networks, **fields)  # type: ignore[arg-type]
+        _tell(chosen, at, out / at.name)
+        if dry_run:
+            return
+        for recipe in chosen:
+            with progress_bars() as progress:
+
+                def begin(case: Case, _: int, run: Run, progress: Any = progress) -> Tick:
+                    total = len(run.scenario(run.plan.seeds[0])) * len([*run.plan.jobs()]) * case.times
+                    task = progress.add_task(case.name[:28], total=total, note="")
+                    return lambda note: progress.update(task, advance=1, note=note)
+
+                written = reproduce(recipe, at, out / at.name, command=command, on_case=begin)
+            for file in written:
+                if file.suffix == ".md":
+                    typer.echo(f"\n{recipe.title}\n\n{file.read_text()}")
+            console.print(f"written: {', '.join(str(file) for file in written)}", soft_wrap=True, highlight=False)
+    except EXPECTED as error:
+        refuse("cannot run", error)
+
+
+def _tell(recipes: Sequence[Recipe], scale: Scale, out: Path) -> None:
+    """What is needed, and about how long it takes."""
+    from ..experiment import Run
+
+    console.print(f"[bold]scale[/]     {scale.name}: {scale.about}")
+    console.print(f"[bold]data[/]      {scale.data or scale.needs}")
+    console.print(f"[bold]networks[/]  {', '.join(scale.networks.values())}")
+    table = Table("recipe", "runs", "images met", "about", box=SIMPLE_HEAD, pad_edge=False)
+    speeds: dict[tuple[str, int], tuple[float, float]] = {}
+    for recipe in recipes:
+        cases, seconds, images = recipe.plans(scale), 0.0, 0.0
+        for case in cases:
+            run, key = Run(case.plan, out / "dry"), (case.plan.model, case.plan.batch_size)
+            if key not in speeds:
+                speeds[key] = run.speed()
+            seconds += case.times * sum(run.seconds(speeds[key]).values())
+            images += case.times * run.images_met() * len([*case.plan.jobs()])
+        runs = sum(len([*case.plan.jobs()]) for case in cases)
+        table.add_row(recipe.name, f"{runs:,}", f"{images:,.0f}", duration(seconds))
+    console.print(table)
