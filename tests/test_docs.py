@@ -35,7 +35,7 @@ def test_the_readme_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (tmp_path / "state.safetensors").exists()
 
 
-@pytest.mark.parametrize("page", ["benchmark", "corruptions", "engine", "segmentation"])
+@pytest.mark.parametrize("page", ["benchmark", "corruptions", "engine", "paper", "segmentation"])
 def test_the_code_in_the_pages_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
@@ -43,6 +43,7 @@ def test_the_code_in_the_pages_runs(page: str, tmp_path: Path, monkeypatch: pyte
     names: dict[str, object] = {}
     exec(blocks[0], names)
     counts = {"benchmark": ("results", 2), "corruptions": ("foggy", 8), "engine": ("logits", 8)}
+    counts["paper"] = ("written", 5)
     name, count = counts.get(page, ("logits", 1))
     assert len(names[name]) == count
 
