@@ -1,0 +1,116 @@
+"""What each method costs: `python -m benchmarks.methods [--device cuda] [--out FOLDER]`, the paper's Table 7 by size.
+
+Every method with its preset on random networks (ResNet-50 and ViT-Base on a GPU, small ones elsewhere), batches of 64, in
+plain eager PyTorch and in the engine: milliseconds a batch, what 50,000 images would take, and the peak memory of a
+step. Selecting methods keep a fixed share of the samples; MEMO takes four images, one at a time, and is scaled up.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from acclimate import METHODS, Adapter
+
+from .command import command, write
+from .steps import Share, networks
+
+IMAGES = 50_000
+SELECTING = {"eta", "eata", "eta-c", "eata-c", "rdumb"}
+KEPT = 0.6
+COLUMNS = ("network", "method", "engine", "ms a batch", "spread", "50,000 images, s", "peak MB")
+
+
+def make(method: str, network: str, x: Tensor, engine: str) -> Adapter:
+    """The method with its preset for the network."""
+    torch.manual_seed(0)
+    arguments: dict[str, Any] = {"engine": engine}
+    if method in SELECTING:
+        select = Share().to(x.device)
+        select.share.fill_(KEPT)
+        arguments["select"] = select
+    if method in ("eata", "eata-c"):
+        arguments["source"] = [x[:8]]
+    model = networks(x.device.type)[network][0]().to(x.device).eval()
+    return METHODS[method].preset("vit-base" if "ViT" in network else "resnet50", model, **arguments)
+
+
+def measure(method: str, network: str, x: Tensor, engine: str, repeats: int) -> dict[str, Any]:
+    """A few batches after the first ones."""
+    cuda = x.is_cuda
+    gc.collect()
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated() if cuda else 0
+    adapter = make(method, network, x, engine)
+    batch = x[:4] if method == "memo" else x
+    times: list[float] = []
+    for index in range(repeats + 5):
+        if cuda and index == 1:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        start = time.perf_counter()
+        for part in batch.split(1) if method == "memo" else (batch,):
+            adapter(part)
+        if cuda:
+            torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - start) * len(x) / len(batch))
+        if method == "memo" and index >= 4:
+            break
+    low, middle, high = statistics.quantiles(times[2 if method == "memo" else 5 :], n=4)
+    return {
+        "network": network,
+        "method": type(adapter).__name__,
+        "engine": engine,
+        "milliseconds": middle,
+        "low": low,
+        "high": high,
+        "seconds": middle * IMAGES / len(x) / 1e3,
+        "peak_mb": (torch.cuda.max_memory_allocated() - before) / 2**20 if cuda else None,
+    }
+
+
+def markdown(file: Path) -> str:
+    """The table of a result file, for a page."""
+    lines = [list(COLUMNS), ["---"] * 3 + ["---:"] * 4]
+    for row in json.loads(file.read_text())["rows"]:
+        told = [row["network"], row["method"], row["engine"], f"{row['milliseconds']:,.1f}"]
+        told += [f"{row['low']:,.1f}–{row['high']:,.1f}", f"{row['seconds']:,.0f}"]
+        lines.append([*told, "" if row["peak_mb"] is None else f"{row['peak_mb']:,.0f}"])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = command(__doc__)
+    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--engines", nargs="*", default=["eager", "auto"])
+    parser.add_argument("--methods", nargs="*", default=[n for n, m in METHODS.items() if m.task != "segmentation"])
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore", UserWarning)  # of networks that do not fit, and of steps that are not recorded
+    rows = []
+    for network, (_, shape) in networks(arguments.device).items():
+        x = torch.rand(arguments.batch, *shape, device=arguments.device)
+        for engine in arguments.engines:
+            for method in arguments.methods:
+                if method == "bn-adapt" and "ViT" in network:
+                    continue
+                rows.append(measure(method, network, x, engine, arguments.repeats))
+                print(
+                    *(f"{value:.1f}" if isinstance(value, float) else value for value in rows[-1].values()), flush=True
+                )
+    write("methods", arguments, {"batch": arguments.batch, "kept": KEPT, "seed": 0, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
