@@ -1,7 +1,7 @@
 """What each method costs: `python -m benchmarks.methods [--device cuda] [--out FOLDER]`, the paper's Table 7 by size.
 
-Every method with its preset on random networks (ResNet-50 and ViT-Base on a GPU, small ones elsewhere), batches of 64, in
-plain eager PyTorch and in the engine: milliseconds a batch, what 50,000 images would take, and the peak memory of a
+Every method with its preset on random networks (ResNet-50 and ViT-Base on a GPU, small ones elsewhere), batches of 64,
+in plain eager PyTorch and in the engine: milliseconds a batch, what 50,000 images would take, and the peak memory of a
 step. Selecting methods keep a fixed share of the samples; MEMO takes four images, one at a time, and is scaled up.
 """
 
