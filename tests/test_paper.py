@@ -139,6 +139,14 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
         reproduce(twice, tiny(), tmp_path)
 
 
+def test_cases_share_their_network_and_their_data(tmp_path: Path) -> None:
+    resnet, vit = (Run(tiny().plan(kind, "source"), tmp_path / kind) for kind in ("resnet", "vit"))
+    other = Run(tiny().plan("resnet", "tent", severity=3), tmp_path / "other", like=resnet)
+    assert other.network is resnet.network
+    assert other.suite is resnet.suite
+    assert Run(resnet.plan, tmp_path / "vit", like=vit).network.model is not vit.network.model
+
+
 # Studies -------------------------------------------------------------------------------------------------------------
 
 

@@ -33,22 +33,28 @@ __all__ = ["Run"]
 
 
 class Run:
-    """A plan and the folder of its results."""
+    """A plan and the folder of its results; perhaps `like` another, whose network and data it then shares."""
 
-    def __init__(self, plan: Plan, out: Path) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, out: Path, like: Run | None = None) -> None:
+        self.plan, self.like = plan, like
         self._scenarios: dict[int, Scenario] = {}
         self.folder = ResultFolder(out, plan)
 
     @cached_property
     def network(self) -> Loaded:
         """Loaded once; each job gets its weights afresh."""
-        return load_network(self.plan.model, self.plan.device)
+        like = self._like("model", "device")
+        return load_network(self.plan.model, self.plan.device) if like is None else like.network
 
     @cached_property
     def suite(self) -> Suite:
         """The data, prepared for the network."""
-        return open_suite(self.plan.data, self.network.preprocess)
+        like = self._like("model", "data")
+        return open_suite(self.plan.data, self.network.preprocess) if like is None else like.suite
+
+    def _like(self, *fields: str) -> Run | None:
+        same = self.like is not None and all(getattr(self.plan, f) == getattr(self.like.plan, f) for f in fields)
+        return self.like if same else None
 
     def scenario(self, seed: int) -> Scenario:
         """What the adapter of a seed meets."""

@@ -104,10 +104,13 @@ def _tell(recipes: Sequence[Recipe], scale: Scale, out: Path) -> None:
     console.print(f"[bold]networks[/]  {', '.join(scale.networks.values())}")
     table = Table("recipe", "runs", "images met", "about", box=SIMPLE_HEAD, pad_edge=False)
     speeds: dict[tuple[str, int], tuple[float, float]] = {}
+    first: dict[str, Run] = {}
     for recipe in recipes:
         cases, seconds, images = recipe.plans(scale), 0.0, 0.0
         for case in cases:
-            run, key = Run(case.plan, out / "dry"), (case.plan.model, case.plan.batch_size)
+            run = Run(case.plan, out / recipe.name / case.name, first.get(case.plan.model))
+            first.setdefault(case.plan.model, run)
+            key = case.plan.model, case.plan.batch_size
             if key not in speeds:
                 speeds[key] = run.speed()
             seconds += case.times * sum(run.seconds(speeds[key]).values())

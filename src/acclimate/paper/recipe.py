@@ -106,7 +106,12 @@ def reproduce(
 ) -> list[Path]:
     """Measure what is not there yet, and write tables, figures and one file of numbers; returns what was written."""
     folder = out / recipe.name
-    found = [_carry_out(case, folder / case.name, on_case) for case in recipe.plans(scale)]
+    first: dict[str, Run] = {}
+    found = []
+    for case in recipe.plans(scale):
+        run = Run(case.plan, folder / case.name, first.get(case.plan.model))
+        first.setdefault(case.plan.model, run)
+        found.append(_carry_out(case, run, on_case))
     written = [*_written(recipe.show(found), out, recipe.name)]
     device = torch.device(found[0].case.plan.device)
     content = {
@@ -122,8 +127,8 @@ def reproduce(
     return [*written, numbers]
 
 
-def _carry_out(case: Case, folder: Path, on_case: Callable[[Case, int, Run], Tick] | None) -> Found:
-    run, plan = Run(case.plan, folder), case.plan
+def _carry_out(case: Case, run: Run, on_case: Callable[[Case, int, Run], Tick] | None) -> Found:
+    plan, folder = case.plan, run.folder.path
     finished = [job for job in plan.jobs() if _is_done(folder, job, case)]
     if len(finished) < len([*plan.jobs()]):
         tick = on_case(case, len(finished), run) if on_case is not None else lambda _: None
