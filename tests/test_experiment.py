@@ -247,6 +247,9 @@ def test_tables_in_the_papers_layout(tmp_path: Path) -> None:
         shown = runner.invoke(app, ["table", str(tmp_path / "a"), "--format", layout])
         assert shown.exit_code == 0, shown.output
         assert sign in shown.output
+    from acclimate.tables import as_latex
+
+    assert r"50 \% & $\epsilon$ = 1 $\pm$ 2 & a\_b" in as_latex(["", "", ""], [["50 %", "ε = 1 ± 2", "a_b"]])
     carry_out(plan(severity=3), tmp_path / "b")
     mixed = runner.invoke(app, ["table", str(tmp_path / "a"), str(tmp_path / "b")])
     assert "these results are not comparable: their severity differs: 3, 5" in mixed.output.replace("\n", " ")

@@ -57,10 +57,14 @@ def paper_table(results: Sequence[Stored], *, every: bool = False) -> tuple[list
     groups: dict[str, list[Stored]] = {}
     for stored in results:
         groups.setdefault(stored.setting, []).append(stored)
+    counts = {stored.content["protocol"]["images"] for stored in results}
+    most = None if None in counts else max(counts)
     several = len({stored.content["model"] for stored in results}) > 1
     for group in groups.values():
         runs = [stored.result for stored in group]
         label = group[0].label + (f", {group[0].content['model']}" if several else "")
+        if (images := group[0].content["protocol"]["images"]) != most:
+            label += f", {images:,} images"
         forwards, backwards = (
             mean(getattr(run, key) / len(run.domains) for run in runs) for key in ("forwards", "backwards")
         )
@@ -127,12 +131,15 @@ def as_csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return text.getvalue()
 
 
+_TEX = {sign: rf"\{sign}" for sign in "_#%&"} | {"±": r"$\pm$", "–": "--", "†": r"$^\dagger$", "×": r"$\times$"}
+_TEX |= {"ε": r"$\epsilon$", "α": r"$\alpha$", "β": r"$\beta$"}
+
+
 def as_latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A LaTeX tabular with booktabs' rules."""
 
     def line(cells: Sequence[str]) -> str:
-        escaped = (cell.replace("_", r"\_").replace("#", r"\#").replace("±", r"$\pm$") for cell in cells)
-        return " & ".join(escaped) + r" \\"
+        return " & ".join("".join(_TEX.get(sign, sign) for sign in cell) for cell in cells) + r" \\"
 
     body = "\n".join(line(row) for row in rows)
     columns = "ll" + "r" * (len(header) - 2)

@@ -47,6 +47,7 @@ def run_recipes(
     data: Annotated[str | None, typer.Option(help="The scale's data, such as imagenet-c:FOLDER,CLEAN.")] = None,
     resnet: Annotated[str | None, typer.Option(help="Another network with BatchNorm, as --model takes it.")] = None,
     vit: Annotated[str | None, typer.Option(help="Another network with LayerNorm.")] = None,
+    source: Annotated[str | None, typer.Option(help="Clean images for EATA, if --data has none.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Repeat for more than one.")] = None,
     images: Annotated[int | None, typer.Option(min=1, help="Of each domain; the scale's, unless given.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="64, unless given.")] = None,
@@ -54,7 +55,7 @@ def run_recipes(
     engine: Annotated[str, typer.Option(help="eager, or auto.")] = "eager",
     precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; fp32 unless given.")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for the results; what was stopped goes on there.")] = Path("paper"),
+    out: Annotated[Path, typer.Option(help="Folder for the results; what was stopped goes on there.")] = Path("acclimate-paper"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is needed and what it costs, and stop.")] = False,
 ) -> None:
     """Measure tables and figures of the paper again; each writes its numbers, a table or a figure."""
@@ -70,7 +71,7 @@ def run_recipes(
     if "all" in names:
         chosen = [recipe for recipe in RECIPES.values() if recipe.name != "imagenet-r"]
     fields: dict[str, Any] = {"images": images, "batch_size": batch_size, "seeds": tuple(seed) if seed else None}
-    fields |= {"device": device, "engine": engine, "precision": precision, "workers": workers or None}
+    fields |= {"device": device, "engine": engine, "precision": precision, "workers": workers or None, "source": source}
     networks = {kind: named for kind, named in (("resnet", resnet), ("vit", vit)) if named}
     command = shlex.join(["acclimate", *sys.argv[1:]])
     try:
@@ -81,8 +82,8 @@ def run_recipes(
         for recipe in chosen:
             with progress_bars() as progress:
 
-                def begin(case: Case, _: int, run: Run, progress: Any = progress) -> Tick:
-                    total = len(run.scenario(run.plan.seeds[0])) * len([*run.plan.jobs()]) * case.times
+                def begin(case: Case, jobs: int, run: Run, progress: Any = progress) -> Tick:
+                    total = None if case.measure else len(run.scenario(run.plan.seeds[0])) * jobs
                     task = progress.add_task(case.name[:28], total=total, note="")
                     return lambda note: progress.update(task, advance=1, note=note)
 
@@ -110,6 +111,7 @@ def _tell(recipes: Sequence[Recipe], scale: Scale, out: Path) -> None:
         for case in cases:
             run = Run(case.plan, out / recipe.name / case.name, first.get(case.plan.model))
             first.setdefault(case.plan.model, run)
+            run.check()
             key = case.plan.model, case.plan.batch_size
             if key not in speeds:
                 speeds[key] = run.speed()

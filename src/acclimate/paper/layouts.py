@@ -38,11 +38,17 @@ METRICS: dict[str, tuple[str, str, Callable[[Result], float | None]]] = {
     "ece": ("ECE", ".1f", lambda r: 100 * r.ece),
     "forwards": ("#Forwards", ",.0f", lambda r: r.forwards / len(r.domains)),
     "backwards": ("#Backwards", ",.0f", lambda r: r.backwards / len(r.domains)),
-    "clean": ("Clean acc.", ".1f", lambda r: None if r.clean_after is None else 100 * r.clean_after),
-    "seconds": ("Time (s)", ".1f", lambda r: r.seconds),
+    "clean": ("Clean acc.", ".1f", lambda r: _clean(r)),
+    "time": ("ms an image", ".2f", lambda r: 1e3 * r.seconds / sum(d.images or 0 for d in r.domains)),
     "memory": ("Mem. (MB)", ",.0f", lambda r: r.gpu_memory),
 }
 """What a column may show: its head, its format, its value."""
+
+
+def _clean(result: Result) -> float | None:
+    """On clean images after each domain, a mean."""
+    told = [domain.clean_accuracy for domain in result.domains]
+    return None if None in told else 100 * mean(value for value in told if value is not None)
 
 
 def whole_table(found: Sequence[Found]) -> Shown:
@@ -119,12 +125,12 @@ def curves(axis: str) -> Layout:
             figure = Figure(figsize=(8.4, 3.2), layout="constrained")
             panels = {name: figure.add_subplot(1, 2, place + 1) for place, name in enumerate(names)}
             for each in found:
-                (told, *_) = each.measured
+                told = _averaged(each.values)
                 for name, axes in panels.items():
                     _line(axes, each.case.row, [*zip(told["batches"], (100 * v for v in told[name]), strict=True)])
                     axes.set(xlabel=axis, ylabel=f"{names[name]} (%)")
                 for batches, accuracy, ece in zip(told["batches"], told["accuracy"], told["ece"], strict=True):
-                    table.append([each.case.row, str(batches), f"{100 * accuracy:.1f}", f"{100 * ece:.1f}"])
+                    table.append([each.case.row, f"{batches:.0f}", f"{100 * accuracy:.1f}", f"{100 * ece:.1f}"])
             axes.legend()
         return Shown({"": (["", axis, *names.values()], table)}, {"": figure})
 
@@ -152,7 +158,7 @@ def measured_grid(axis: str = "", **columns: tuple[str, str, float]) -> Layout:
                 name, (head, _, factor) = next(iter(columns.items()))
                 for row in dict.fromkeys(f.case.row for f in found):
                     own = [f for f in found if f.case.row == row]
-                    _line(axes, row, [(f.case.x, factor * mean(m[name] for m in f.measured)) for f in own])
+                    _line(axes, row, [(f.case.x, factor * mean(m[name] for m in f.values)) for f in own])
                 axes.set(xlabel=axis, ylabel=head)
                 axes.legend()
             shown.figures[""] = figure
@@ -167,7 +173,7 @@ def heat_maps(axis: str) -> Layout:
     def show(found: Sequence[Found]) -> Shown:
         rows, columns = (list(dict.fromkeys(getattr(f.case, name) for f in found)) for name in ("row", "column"))
         xs = sorted({f.case.x for f in found if f.case.x is not None})
-        value = {(f.case.row, f.case.column, f.case.x): 100 * mean(m["accuracy"] for m in f.measured) for f in found}
+        value = {(f.case.row, f.case.column, f.case.x): 100 * mean(m["accuracy"] for m in f.values) for f in found}
         table = [
             [row, column, *(f"{value[row, column, x]:.1f}" if (row, column, x) in value else "–" for x in xs)]
             for row in rows
@@ -195,14 +201,19 @@ def heat_maps(axis: str) -> Layout:
 
 def indicators(found: Sequence[Found]) -> Shown:
     """The table of the data-uncertainty indicator."""
-    (told, *_) = found[0].measured
-    header = ["", *("Source" if b == 0 else f"after {b} batches" for b in told["batches"])]
+    told = _averaged(found[0].values)
+    header = ["", *("Source" if b == 0 else f"after {b:.0f} batches" for b in told["batches"])]
     rows = [
         ["Sub-network acc. (%)", *(f"{100 * v:.1f}" for v in told["accuracy"])],
-        ["#Uncertain", *(f"{v:,}" for v in told["uncertain"])],
+        ["#Uncertain", *(f"{v:,.0f}" for v in told["uncertain"])],
         ["Indicator acc. (%)", *(f"{100 * v:.1f}" for v in told["right"])],
     ]
     return Shown({"": (header, rows)})
+
+
+def _averaged(measured: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """Lists of numbers, averaged over seeds."""
+    return {name: [mean(values) for values in zip(*(m[name] for m in measured), strict=True)] for name in measured[0]}
 
 
 def calibration(found: Sequence[Found]) -> Shown:
@@ -214,7 +225,7 @@ def calibration(found: Sequence[Found]) -> Shown:
 
 def pictures(found: Sequence[Found]) -> Shown:
     """Images that were selected, and images that were not."""
-    (told, *_) = found[0].measured
+    told = found[0].values[0]
     rows = [(name, torch.tensor(few["images"]) / 255) for name, few in told.items() if few["images"]]
     most = max(len(images) for _, images in rows)
     padded = [
@@ -227,7 +238,7 @@ def pictures(found: Sequence[Found]) -> Shown:
 
 def boundaries(found: Sequence[Found]) -> Shown:
     """The plane: both classes, the network's boundary, and how many sub-networks disagree with it."""
-    (told, *_) = found[0].measured
+    told = found[0].values[0]
     points, classes = torch.tensor(told["points"]), torch.tensor(told["classes"])
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         figure = Figure(figsize=(5.4, 3.6), layout="constrained")
@@ -283,7 +294,7 @@ def _cell(results: Sequence[Result], metric: str) -> str:
 
 
 def _told(found: Found, name: str, form: str, factor: float) -> str:
-    values = [m[name] for m in found.measured]
+    values = [m[name] for m in found.values]
     if any(value is None for value in values):
         return "–"
     spread = f" ± {stdev([factor * v for v in values]):{form}}" if len(values) > 1 else ""

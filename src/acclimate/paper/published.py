@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["PaperRow", "paper_notes", "paper_rows", "rows_for"]
+__all__ = ["PaperRow", "paper_notes", "paper_rows", "paper_table_of", "rows_for"]
 
 
 _NETWORKS = {
@@ -55,6 +55,12 @@ def paper_notes() -> dict[str, str]:
     """What the marks mean."""
     notes: dict[str, str] = _content()["notes"]
     return notes
+
+
+def paper_table_of(recipe: str) -> tuple[list[str], list[list[str]]] | None:
+    """The paper's own table for a recipe whose rows are not methods by domains."""
+    found = _content()["tables"].get(recipe)
+    return None if found is None else (found["header"], found["rows"])
 
 
 def rows_for(content: dict[str, Any]) -> list[PaperRow]:

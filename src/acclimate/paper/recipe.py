@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from ..evaluate import Moment, Result, origin
+from ..evaluate import Result, origin
 from ..experiment import Run
 from ..files import write_text
-from ..plan import Job, Plan
-from ..results import Stored, read_results
+from ..methods import Source
+from ..plan import Job, Plan, PlanError
+from ..results import Stored
 from ..tables import FORMATS
+from .published import paper_table_of
 from .scales import Scale
 
 __all__ = ["Case", "Found", "Measure", "Recipe", "Shown", "Tick", "reproduce"]
@@ -53,20 +55,28 @@ class Case:
 
 @dataclass(frozen=True)
 class Found:
-    """What a case showed: results along a scenario, or what it measured besides, one for each method and seed."""
+    """What a case showed, for each method and seed: results along a scenario, or what it measured besides."""
 
     case: Case
     stored: Sequence[Stored] = ()
     measured: Sequence[dict[str, Any]] = ()
+    """Each with the `origin` and the `weights` of the network that it was `measured` with."""
 
     @property
     def results(self) -> list[Result]:
         """Without what they were stored with."""
         return [stored.result for stored in self.stored]
 
-    def of(self, method: str) -> list[Result]:
-        """Those of a method, by its class's name."""
-        return [result for result in self.results if result.method == method]
+    @property
+    def values(self) -> list[dict[str, Any]]:
+        """What was measured, alone."""
+        return [each["measured"] for each in self.measured]
+
+    @property
+    def weights(self) -> set[str]:
+        """Fingerprints of the networks that it ran on."""
+        told = {str(stored.content["fingerprint"]["weights"]) for stored in self.stored}
+        return told | {each["weights"] for each in self.measured}
 
 
 @dataclass
@@ -107,19 +117,24 @@ def reproduce(
     """Measure what is not there yet, and write tables, figures and one file of numbers; returns what was written."""
     folder = out / recipe.name
     first: dict[str, Run] = {}
-    found = []
+    found: list[Found] = []
     for case in recipe.plans(scale):
         run = Run(case.plan, folder / case.name, first.get(case.plan.model))
         first.setdefault(case.plan.model, run)
         found.append(_carry_out(case, run, on_case))
-    written = [*_written(recipe.show(found), out, recipe.name)]
-    device = torch.device(found[0].case.plan.device)
+    for model in first:
+        if len(set().union(*(each.weights for each in found if each.case.plan.model == model))) > 1:
+            raise PlanError(f"{folder} has results of two networks that are both called {model}: choose another --out")
+    shown = recipe.show(found)
+    if published := paper_table_of(recipe.name):
+        shown.tables["paper"] = published
+    written = [*_written(shown, out, recipe.name)]
     content = {
         "recipe": recipe.name,
         "title": recipe.title,
         "scale": scale.name,
         "command": command,
-        "origin": origin(device),
+        "origin": origin(torch.device(found[0].case.plan.device)),
         "cases": [_told(each) for each in found],
     }
     numbers = out / f"{recipe.name}.json"
@@ -128,42 +143,64 @@ def reproduce(
 
 
 def _carry_out(case: Case, run: Run, on_case: Callable[[Case, int, Run], Tick] | None) -> Found:
-    plan, folder = case.plan, run.folder.path
-    finished = [job for job in plan.jobs() if _is_done(folder, job, case)]
-    if len(finished) < len([*plan.jobs()]):
-        tick = on_case(case, len(finished), run) if on_case is not None else lambda _: None
-        for job in plan.jobs():
-            if case.measure is None:
-                run.do(job, on_batch=lambda moment, score: tick(_note(moment, score)))
-            elif job not in finished:
-                content = {"plan": plan.as_dict(), "measured": case.measure(run, job, tick)}
-                write_text(folder / _measured(job), json.dumps(content, indent=1) + "\n")
-    if case.measure is None:
-        jobs = [*plan.jobs()]
-        return Found(case, [stored for stored in read_results([folder]) if Job(**stored.content["job"]) in jobs])
-    files = (folder / _measured(job) for job in plan.jobs())
-    return Found(case, measured=[json.loads(file.read_text())["measured"] for file in files])
+    jobs = [*case.plan.jobs()]
+    find, do = (_find_result, _do_result) if case.measure is None else (_find_measured, _do_measured)
+    there: dict[Job, Any] = {job: each for job in jobs if (each := find(case, run, job)) is not None}
+    if len(there) < len(jobs):
+        run.check()
+        tick = (lambda _: None) if on_case is None else on_case(case, len(jobs) - len(there), run)
+        there |= {job: do(case, run, job, tick) for job in jobs if job not in there}
+    found = [there[job] for job in jobs]
+    return Found(case, found) if case.measure is None else Found(case, measured=found)
+
+
+def _find_result(_: Case, run: Run, job: Job) -> Stored | None:
+    result, state = run.folder.find(job)
+    return None if result is None or state is not None else Stored.read(run.folder.path / f"{job.name}.json")
+
+
+def _do_result(case: Case, run: Run, job: Job, tick: Tick) -> Stored:
+    run.do(job, on_batch=lambda moment, score: tick(f"{moment.domain}: {100 * score:.0f} %"))
+    stored = _find_result(case, run, job)
+    assert stored is not None  # noqa: S101
+    return stored
+
+
+def _find_measured(case: Case, run: Run, job: Job) -> dict[str, Any] | None:
+    file = run.folder.path / _measured(job)
+    if not file.is_file():
+        return None
+    try:
+        content: dict[str, Any] = json.loads(file.read_text())
+        same = content["settings"] == _settings(case.plan, job)
+    except (ValueError, KeyError, TypeError) as error:
+        raise PlanError(f"{file} is damaged ({error}): remove it, and it is measured anew") from error
+    if not same:
+        raise PlanError(f"{file} was measured under another plan: choose another --out")
+    return content
+
+
+def _do_measured(case: Case, run: Run, job: Job, tick: Tick) -> dict[str, Any]:
+    assert case.measure is not None  # noqa: S101
+    content = {
+        "settings": _settings(case.plan, job),
+        "weights": Source(run.network.model).fingerprint(),
+        "origin": origin(torch.device(case.plan.device)),
+        "measured": case.measure(run, job, tick),
+    }
+    write_text(run.folder.path / _measured(job), json.dumps(content, indent=1) + "\n")
+    return content
+
+
+def _settings(plan: Plan, job: Job) -> dict[str, Any]:
+    """What a number depends on besides the network's weights."""
+    told = {"model": plan.model, **plan.protocol, **plan.arguments(job)}
+    return dict(json.loads(json.dumps(told)))
 
 
 def _measured(job: Job) -> str:
     """The file of what was measured, which is no result of `acclimate run`."""
     return f"{job.method}.{job.seed}.json"
-
-
-def _note(moment: Moment, score: float) -> str:
-    return f"{moment.domain}: {100 * score:.0f} %"
-
-
-def _is_done(folder: Path, job: Job, case: Case) -> bool:
-    file = folder / (_measured(job) if case.measure else f"{job.name}.json")
-    if not file.is_file():
-        return False
-    content = json.loads(file.read_text())
-    if case.measure is None:
-        return bool(content["done"])
-    if content["plan"] != case.plan.as_dict():
-        raise ValueError(f"{file} was measured under another plan: choose another --out")
-    return True
 
 
 def _written(shown: Shown, out: Path, name: str) -> Iterator[Path]:
@@ -186,7 +223,7 @@ def _told(found: Found) -> dict[str, Any]:
     case = found.case
     told: dict[str, Any] = {"row": case.row, "column": case.column, "x": case.x, "plan": case.plan.as_dict()}
     if found.measured:
-        return {**told, "measured": list(found.measured)}
+        return {**told, "measured": [{k: v for k, v in each.items() if k != "settings"} for each in found.measured]}
     return {**told, "results": [_summary(result) for result in found.results]}
 
 

@@ -25,6 +25,8 @@ class Scale:
     """What the user names: data in its layout, perhaps networks."""
     networks: Mapping[Kind, str]
     classes: int
+    clean: int
+    """How many clean images there are."""
     data: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Of every plan, such as `images`."""
@@ -61,18 +63,17 @@ class Scale:
         """The paper's ε, which is for 1,000 classes, for this scale's."""
         return round(Scaled(value).at(self.classes), 6)
 
-    def unit(self, images: int) -> int:
-        """A number of images out of the paper's 50,000, for this scale's domains."""
-        whole = self.fields.get("images") or {"digits": 2000, "cifar10": 10_000, "5k": 5000}.get(self.name, 50_000)
-        return max(1, round(images * whole / 50_000))
-
 
 def _on_digits(network: Kind) -> dict[str, dict[str, Any]]:
     rates = {method: {"lr": LEARNING_RATES[network][kind]} for method, kind in KINDS.items()}
     return {name: {**rates.get(name, {}), **ON_DIGITS.get(name, {})} for name in {**rates, **ON_DIGITS}}
 
 
-_IMAGENET: Mapping[Kind, str] = {"resnet": "torchvision:resnet50", "vit": "timm:vit_base_patch16_224"}
+_IMAGENET: Mapping[Kind, str] = {
+    "resnet": "timm:resnet50.tv_in1k",
+    "vit": "timm:vit_base_patch16_224.augreg_in21k_ft_in1k",
+}
+"""The nearest that is published: the paper trained its own ResNet-50, with stochastic depth."""
 KINDS_OF_NETWORK: Sequence[Kind] = ("resnet", "vit")
 
 SCALES = {
@@ -84,6 +85,7 @@ SCALES = {
             "imagenet-c:FOLDER,CLEAN (imagenet-r:FOLDER for the recipe imagenet-r)",
             _IMAGENET,
             1000,
+            50_000,
         ),
         Scale(
             "5k",
@@ -91,6 +93,7 @@ SCALES = {
             "imagenet-c-5k:FOLDER,CLEAN",
             _IMAGENET,
             1000,
+            5000,
             few={"memo": 500},
         ),
         Scale(
@@ -99,14 +102,17 @@ SCALES = {
             "cifar10:FOLDER (python -m recipes.cifar10 unpack)",
             {"resnet": "cifar10-resnet", "vit": "cifar10-vit"},
             10,
+            10_000,
+            settings={kind: {"cotta": ON_DIGITS["cotta"]} for kind in KINDS_OF_NETWORK},
             few={"memo": 1000},
         ),
         Scale(
             "digits",
-            "handwritten digits, always there; minutes on a CPU",
+            "handwritten digits, always there; most recipes take minutes on a CPU",
             "nothing",
             {"resnet": "digits-resnet", "vit": "digits-vit"},
             10,
+            2000,
             data="digits",
             fields={"images": 256, "source_images": 512, "probe_images": 256},
             settings={kind: _on_digits(kind) for kind in KINDS_OF_NETWORK},

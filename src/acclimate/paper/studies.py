@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from ..adapter import Adapter
-from ..evaluate import Moment, evaluate
 from ..experiment import Run
 from ..functional import entropy
 from ..methods import EATAC
@@ -25,7 +24,7 @@ from ..stream import Drawn
 from ..subnetwork import subnetwork
 from .recipe import Measure, Tick
 
-__all__ = ["boundary", "entropy_share", "held_out", "indicator", "selected", "several_steps", "with_loss"]
+__all__ = ["boundary", "entropy_share", "held_out", "indicator", "selected", "several_steps", "with_divergence"]
 
 
 def several_steps(steps: int) -> Measure:
@@ -48,8 +47,9 @@ def held_out(run: Run, job: Job, tick: Tick) -> dict[str, Any]:
     """Adapts to 80 % of a domain and is looked at along the way on the rest, which it does not learn from."""
     domain = _only(run, job)
     cut = len(domain.picks) * 4 // 5
-    stream, rest = (replace(domain, picks=picks) for picks in (domain.picks[:cut], domain.picks[cut:]))
-    every = max(1, len(stream) // 8)
+    stream = replace(domain, picks=domain.picks[:cut])
+    rest = replace(domain, name=f"{domain.name}, held out", picks=domain.picks[cut:])  # under noise of its own
+    every = max(1, round(len(stream) * 75 / 625))  # the paper's 75 of 625 batches
     found: dict[str, Any] = {"batches": [], "accuracy": [], "ece": []}
 
     def look(batches: int) -> None:
@@ -107,8 +107,9 @@ def entropy_share(which: Literal["highest", "lowest"], percent: float) -> Measur
         with _adapter(run, job) as adapter:
             unsure = torch.cat([entropy(_predicted(adapter, x)).cpu() for x, _ in domain.on(adapter.device)])
             order = unsure.argsort(descending=which == "highest")[: round(len(unsure) * percent / 100)]
-            few = replace(domain, picks=[domain.picks[i] for i in sorted(order.tolist())])
-            for x, _ in few.on(adapter.device):
+            chosen = torch.zeros(len(unsure), dtype=torch.bool)
+            chosen[order] = True
+            for x in _chosen(domain, chosen, adapter.device):
                 adapter(x)
                 tick(f"{percent:g} % with the {which} entropy")
             scores = Scores()
@@ -119,22 +120,36 @@ def entropy_share(which: Literal["highest", "lowest"], percent: float) -> Measur
     return measure
 
 
-def with_loss(run: Run, job: Job, tick: Tick) -> dict[str, Any]:
-    """Accuracy along the stream, and the mean consistency loss."""
-    losses: list[Tensor] = []
+def with_divergence(drop: float = 0.2) -> Measure:
+    """Accuracy along the stream, and the mean KL(ŷ ‖ ŷ_sub) of all samples between a network and its sub-networks."""
 
-    def watch(moment: Moment, _: float) -> None:
-        if "consistency" in moment.step.losses:
-            losses.append(moment.step.losses["consistency"].detach())
-        tick(moment.domain)
+    def measure(run: Run, job: Job, tick: Tick) -> dict[str, Any]:
+        generator = Generator().manual_seed(job.seed)
+        divergences: list[Tensor] = []
+        scores, spent = Scores(), 0.0
+        with _adapter(run, job) as adapter:
+            cuda = adapter.device.type == "cuda"
+            if cuda:
+                torch.cuda.reset_peak_memory_stats(adapter.device)
+            for x, y in _only(run, job).on(adapter.device):
+                full = _predicted(adapter, x)
+                with subnetwork(adapter.model, drop=drop, generator=generator):
+                    sub = _predicted(adapter, x)
+                divergences.append(
+                    F.kl_div(sub.log_softmax(1), full.log_softmax(1), log_target=True, reduction="none").sum(1)
+                )
+                start = time.perf_counter()
+                logits = adapter(x)
+                if cuda:
+                    torch.cuda.synchronize(adapter.device)
+                spent += time.perf_counter() - start
+                scores.update(logits, y)
+                tick("and its sub-networks")
+            peak = torch.cuda.max_memory_allocated(adapter.device) / 2**20 if cuda else None
+        told = {"accuracy": scores.score, "ece": scores.meter.ece, "seconds": spent, "gpu_memory": peak}
+        return {"loss": float(torch.cat(divergences).mean()), **told}
 
-    with _adapter(run, job) as adapter:
-        start = time.perf_counter()
-        result = evaluate(adapter, run.scenario(job.seed), on_batch=watch)
-        spent = time.perf_counter() - start
-    loss = float(torch.stack(losses).mean()) if losses else None
-    told = {name: getattr(result, name) for name in ("accuracy", "ece", "gpu_memory")}
-    return {"loss": loss, **told, "seconds": spent}
+    return measure
 
 
 def selected(run: Run, job: Job, tick: Tick, most: int = 8) -> dict[str, Any]:
@@ -219,6 +234,18 @@ class _Plane(nn.Module):
 def _only(run: Run, job: Job) -> Drawn:
     (domain,) = (d for d in run.scenario(job.seed).domains if isinstance(d, Drawn))
     return domain
+
+
+def _chosen(domain: Drawn, chosen: Tensor, device: torch.device) -> Iterator[Tensor]:
+    """Batches of the chosen samples: the very images, noise and all, that the domain has."""
+    waiting = torch.empty(0)
+    for (x, _), rows in zip(domain.on(device), torch.split(chosen, domain.batch_size), strict=True):
+        waiting = torch.cat([waiting.to(x), x[rows.to(device)]]) if waiting.numel() else x[rows.to(device)]
+        while len(waiting) >= domain.batch_size:
+            yield waiting[: domain.batch_size]
+            waiting = waiting[domain.batch_size :]
+    if len(waiting):
+        yield waiting
 
 
 @contextmanager
