@@ -73,17 +73,17 @@ def jiggle(x: Tensor, generator: Generator) -> Tensor:
     return x.masked_fill((near[0][:, :, None] & near[1][:, None, :])[:, None], 0.5)
 
 
-def blend(x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
+def blend(x: Tensor, y: Tensor, host: Generator) -> tuple[Tensor, Tensor, float]:
     """Half of the batches: a rectangle of each image out of another (CutMix). Labels of both, and the first's share."""
-    share = torch.ones((), device=x.device)
-    order = torch.randperm(len(x), generator=generator, device=x.device)
-    if float(torch.rand((), generator=generator, device=x.device)) < 0.5:
-        side = int(32 * float(torch.rand((), generator=generator, device=x.device)) ** 0.5)
-        top, left = (int(v) for v in torch.randint(0, 33 - side, (2,), generator=generator, device=x.device))
-        x = x.clone()
-        x[:, :, top : top + side, left : left + side] = x[order, :, top : top + side, left : left + side]
-        share = share - side * side / 1024
-    return x, y[order], share
+    whether, how_large = torch.rand(2, generator=host).tolist()
+    if whether < 0.5:
+        return x, y, 1.0
+    order = torch.randperm(len(x), generator=host).to(x.device)
+    side = int(32 * how_large**0.5)
+    top, left = torch.randint(0, 33 - side, (2,), generator=host).tolist()
+    x = x.clone()
+    x[:, :, top : top + side, left : left + side] = x[order, :, top : top + side, left : left + side]
+    return x, y[order], 1 - side * side / 1024
 
 
 def train(data: Path, name: str, out: Path, *, epochs: int | None = None, batch: int = 512, seed: int = 0) -> float:
@@ -91,7 +91,7 @@ def train(data: Path, name: str, out: Path, *, epochs: int | None = None, batch:
     torch.manual_seed(seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     cuda = device == "cuda"
-    generator = torch.Generator(device).manual_seed(seed)
+    generator, host = torch.Generator(device).manual_seed(seed), torch.Generator().manual_seed(seed)
     x, y = load(data, "train", "train_labels", device)
     model: nn.Module = NETWORKS[f"cifar10-{name}"]().to(device)
     if cuda and name == "resnet":
@@ -114,9 +114,7 @@ def train(data: Path, name: str, out: Path, *, epochs: int | None = None, batch:
         order = torch.randperm(len(x), generator=generator, device=device)
         for index in order.split(batch)[:steps]:
             images, labels = jiggle(x[index].float() / 255, generator), y[index]
-            images, others, share = (
-                blend(images, labels, generator) if name == "vit" else (images, labels, torch.ones((), device=device))
-            )
+            images, others, share = blend(images, labels, host) if name == "vit" else (images, labels, 1.0)
             with torch.autocast(device, torch.bfloat16, enabled=cuda):
                 logits = net(images)
             first, second = (F.cross_entropy(logits.float(), target) for target in (labels, others))

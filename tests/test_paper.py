@@ -147,6 +147,13 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
         reproduce(twice, tiny(), tmp_path)
 
 
+def test_several_processes_measure_the_same(tmp_path: Path) -> None:
+    for processes in (1, 2):
+        reproduce(RECIPES["calibration"], tiny(images=16), tmp_path / str(processes), processes=processes)
+    one, two = ((tmp_path / f"{n}" / "calibration.md").read_text() for n in (1, 2))
+    assert one == two
+
+
 def cut(name: str, count: int) -> Recipe:
     """The first few cases of a recipe."""
     whole = RECIPES[name]

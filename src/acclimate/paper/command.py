@@ -55,7 +55,12 @@ def run_recipes(
     engine: Annotated[str, typer.Option(help="eager, or auto.")] = "eager",
     precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; fp32 unless given.")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 0,
-    out: Annotated[Path, typer.Option(help="Folder for the results; what was stopped goes on there.")] = Path("acclimate-paper"),
+    processes: Annotated[
+        int, typer.Option(min=1, help="Methods and seeds that run beside each other; times then mean little.")
+    ] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for the results; what was stopped goes on there.")] = Path(
+        "acclimate-paper"
+    ),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is needed and what it costs, and stop.")] = False,
 ) -> None:
     """Measure tables and figures of the paper again; each writes its numbers, a table or a figure."""
@@ -87,7 +92,7 @@ def run_recipes(
                     task = progress.add_task(case.name[:28], total=total, note="")
                     return lambda note: progress.update(task, advance=1, note=note)
 
-                written = reproduce(recipe, at, out / at.name, command=command, on_case=begin)
+                written = reproduce(recipe, at, out / at.name, command=command, on_case=begin, processes=processes)
             for file in written:
                 if file.suffix == ".md":
                     typer.echo(f"\n{recipe.title}\n\n{file.read_text()}")

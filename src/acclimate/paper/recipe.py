@@ -7,9 +7,12 @@ folder a case, so that a stopped recipe goes on; then they are shown in the pape
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from matplotlib.figure import Figure
 from ..evaluate import Result, origin
 from ..experiment import Run
 from ..files import write_text
-from ..methods import Source
+from ..methods import METHODS, Source
 from ..plan import Job, Plan, PlanError
 from ..results import Stored
 from ..tables import FORMATS
@@ -113,9 +116,15 @@ def reproduce(
     *,
     command: str = "",
     on_case: Callable[[Case, int, Run], Tick] | None = None,
+    processes: int = 1,
 ) -> list[Path]:
-    """Measure what is not there yet, and write tables, figures and one file of numbers; returns what was written."""
+    """Measure what is not there yet, and write tables, figures and one file of numbers; returns what was written.
+
+    With several `processes`, methods and seeds run beside each other first; times are then no measure of a method.
+    """
     folder = out / recipe.name
+    if processes > 1:
+        _side_by_side(recipe, scale, folder, processes)
     first: dict[str, Run] = {}
     found: list[Found] = []
     for case in recipe.plans(scale):
@@ -152,6 +161,30 @@ def _carry_out(case: Case, run: Run, on_case: Callable[[Case, int, Run], Tick] |
         there |= {job: do(case, run, job, tick) for job in jobs if job not in there}
     found = [there[job] for job in jobs]
     return Found(case, found) if case.measure is None else Found(case, measured=found)
+
+
+def _side_by_side(recipe: Recipe, scale: Scale, folder: Path, processes: int) -> None:
+    """Each method and seed of each case in a process; those that take longest begin."""
+    jobs = [(METHODS[job.method].cost, case.name, job) for case in recipe.plans(scale) for job in case.plan.jobs()]
+    jobs.sort(key=lambda each: each[0], reverse=True)
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, spawn, torch.set_num_threads, (threads,))
+    try:
+        waiting = [pool.submit(_one, recipe.name, scale, folder, name, job) for _, name, job in jobs]
+        for done in as_completed(waiting):
+            done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _one(recipe: str, scale: Scale, folder: Path, name: str, job: Job) -> None:
+    """In a process of its own."""
+    from .recipes import RECIPES
+
+    (case,) = (case for case in RECIPES[recipe].plans(scale) if case.name == name)
+    alone = replace(case, plan=replace(case.plan, methods=(job.method,), seeds=(job.seed,)))
+    _carry_out(alone, Run(case.plan, folder / name), None)
 
 
 def _find_result(_: Case, run: Run, job: Job) -> Stored | None:
