@@ -260,6 +260,7 @@ def test_acdc(acdc: Path) -> None:
     assert y.dtype == torch.uint8
     with pytest.raises(DataError, match="name Cityscapes"):
         suite.clean()
+    assert not suite.graded
     assert suite.missing()[0] == "ACDC, fog: 3 images, and 400 were published: only partly unpacked?"
     (acdc / "gt" / "rain" / "train" / "GOPR0001" / "GOPR0001_frame_000001_gt_labelTrainIds.png").unlink()
     with pytest.raises(DataError, match=r"rain: 1 of 3 images have no label, such as .*000001_gt_labelTrainIds"):

@@ -229,7 +229,7 @@ def run(
         results = _do(job)
     except EXPECTED as error:
         refuse("cannot run", error)
-    print_table(f"{plan.data}, {plan.scenario}, severity {plan.severity}", results)
+    print_table(job.title, results)
     console.print(
         f"\nResults: [bold]{out}[/]; `acclimate table {out}` shows every domain", soft_wrap=True, highlight=False
     )

@@ -98,6 +98,12 @@ class Run:
         return method.preset(self.family, self.network.model, **arguments)
 
     @property
+    def title(self) -> str:
+        """Data, scenario, and severity where the data has one."""
+        graded = f", severity {self.plan.severity}" if getattr(self.suite, "graded", True) else ""
+        return f"{self.plan.data}, {self.plan.scenario}{graded}"
+
+    @property
     def task(self) -> str:
         """What the data is for."""
         return getattr(self.suite, "task", "classification")

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from statistics import mean, stdev
 
+from .methods import METHODS
 from .paper.published import rows_for
 from .plan import PROTOCOL, SHARED
 from .results import Stored
@@ -55,7 +56,8 @@ def paper_table(results: Sequence[Stored], *, every: bool = False) -> tuple[list
     header += ["Avg.", "#Forwards", "#Backwards"]
     rows = []
     groups: dict[str, list[Stored]] = {}
-    for stored in results:
+    order = [method.__name__ for method in METHODS.values()]
+    for stored in sorted(results, key=lambda stored: order.index(stored.result.method)):
         groups.setdefault(stored.setting, []).append(stored)
     counts = {stored.content["protocol"]["images"] for stored in results}
     most = None if None in counts else max(counts)

@@ -34,7 +34,7 @@ def show_plan(job: Run) -> None:
     plan = job.plan
     scenario = job.scenario(plan.seeds[0])
     console.print(f"[bold]network[/]   {job.network.name}, hyper-parameters of {job.family}")
-    console.print(f"[bold]data[/]      {plan.data}, severity {plan.severity}")
+    console.print(f"[bold]data[/]      {job.title}")
     console.print(f"[bold]scenario[/]  {scenario.name}: {len(scenario.domains)} domains, {len(scenario):,} batches")
     console.print(f"[bold]seeds[/]     {', '.join(map(str, plan.seeds))}")
     seconds = job.estimate()

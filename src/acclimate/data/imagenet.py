@@ -29,6 +29,7 @@ class ImageNet:
     """The validation set in class folders, root/n01440764/….JPEG: no shift of its own, so none but `"clean"`."""
 
     name = "imagenet"
+    graded = False
     shifts = ("clean",)
     classes: tuple[int, ...] | None = None
     extra: tuple[str, ...] = ()
@@ -124,6 +125,7 @@ class ImageNetR:
     """
 
     name = "imagenet-r"
+    graded = False
     shifts = ("renditions",)
     classes: tuple[int, ...] | None = RENDITIONS
     extra: tuple[str, ...] = ()

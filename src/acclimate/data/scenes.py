@@ -135,6 +135,7 @@ class ACDC:
     """
 
     name = "acdc"
+    graded = False
     task = "segmentation"
     classes = None
     shifts = WEATHER
