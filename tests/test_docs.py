@@ -76,6 +76,19 @@ def test_the_cost_of_segmenters_is_the_committed_result() -> None:
     assert max(row["peak_mb"] for row in json.loads(file.read_text())["rows"]) < 24 * 1024
 
 
+def test_the_scenes_are_the_committed_results() -> None:
+    from acclimate.results import read_results
+    from acclimate.tables import FORMATS, paper_table
+
+    folder, page = ROOT / "benchmarks" / "results" / "camvid", (ROOT / "docs" / "segmentation.md").read_text()
+    results = read_results([folder])
+    assert {stored.result.method for stored in results} >= {"Source", "Tent", "CoTTA", "DAT", "EATA", "EATAC"}
+    assert all(stored.result.origin["commit"] for stored in results)
+    assert FORMATS["markdown"](*paper_table(results)) in page
+    clean = json.loads((folder / "scores.json").read_text())["miou"]
+    assert f"{100 * clean['val']:.1f} on validation and {100 * clean['test']:.1f} on these" in page
+
+
 def test_the_speeds_are_the_committed_results() -> None:
     page = (ROOT / "docs" / "corruptions.md").read_text()
     gpu, cpu = (
