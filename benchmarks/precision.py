@@ -6,7 +6,6 @@ and the sub-networks): mean accuracy and ECE over the seeds, and the range over 
 
 from __future__ import annotations
 
-import itertools
 import json
 import multiprocessing
 import statistics
@@ -31,8 +30,9 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(seed: int, engine: str, device: str) -> list[tuple[str, str, str, float, float]]:
-    """Each network and method."""
+def measure(job: tuple[int, str, str]) -> tuple[int, list[tuple[str, str, str, float, float]]]:
+    """Each network and method, for a seed, an engine and a device."""
+    seed, engine, device = job
     warnings.simplefilter("ignore", DeprecationWarning)  # of torch's compiler
     torch.set_num_threads(2)
     show = Demo(("source", "tent", "eata", "eata-c"), seed=seed, device=device, running=ENGINES[engine])
@@ -43,7 +43,7 @@ def measure(seed: int, engine: str, device: str) -> list[tuple[str, str, str, fl
         names = (type(adapter.model).__name__, type(adapter).__name__, engine)
         print(*names, seed, f"{100 * result.accuracy:.2f} {100 * result.ece:.2f}", flush=True)
         found.append((*names, result.accuracy, result.ece))
-    return found
+    return seed, found
 
 
 def main() -> None:
@@ -54,18 +54,17 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="seeds and engines at a time; nothing is timed")
     arguments = parser.parse_args()
     jobs = [(seed, engine, arguments.device) for engine in arguments.engines for seed in range(arguments.seeds)]
+    found: dict[tuple[str, str, str], dict[int, tuple[float, float]]] = {}
     with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
-        measured = pool.starmap(measure, jobs, chunksize=1)
-    found: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
-    for *names, accuracy, ece in itertools.chain(*measured):
-        network, method, engine = names
-        found.setdefault((network, method, engine), []).append((accuracy, ece))
-    rows = [
-        {"network": network, "method": method, "engine": engine}
-        | {"accuracy": [accuracy for accuracy, _ in pairs], "ece": [ece for _, ece in pairs]}
-        for (network, method, engine), pairs in sorted(found.items())
-    ]
-    write("precision", arguments, {"seeds": list(range(arguments.seeds)), "rows": rows})
+        for seed, measured in pool.imap_unordered(measure, jobs):  # written as it comes
+            for network, method, engine, accuracy, ece in measured:
+                found.setdefault((network, method, engine), {})[seed] = accuracy, ece
+            rows = [
+                {"network": network, "method": method, "engine": engine, "seeds": sorted(of)}
+                | {"accuracy": [of[s][0] for s in sorted(of)], "ece": [of[s][1] for s in sorted(of)]}
+                for (network, method, engine), of in sorted(found.items())
+            ]
+            write("precision", arguments, {"rows": rows})
 
 
 def markdown(path: Path) -> str:
