@@ -49,7 +49,7 @@ def test_the_code_in_the_pages_runs(page: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_cost_of_steps_is_the_committed_result() -> None:
-    from benchmarks import overheads, steps
+    from benchmarks import overheads, precision, steps
 
     page, results = (ROOT / "docs" / "engine.md").read_text(), ROOT / "benchmarks" / "results"
     for device in ("cpu", "h200"):
@@ -66,6 +66,7 @@ def test_the_cost_of_steps_is_the_committed_result() -> None:
     assert all(cost in README for cost in costs)
     assert steps.gains(results / "steps_h200.json") in page
     assert overheads.markdown(results / "overheads_cpu.json") in page
+    assert precision.markdown(results / "precision_cpu.json") in page
 
 
 def test_the_cost_of_segmenters_is_the_committed_result() -> None:
