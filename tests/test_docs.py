@@ -77,6 +77,16 @@ def test_the_cost_of_segmenters_is_the_committed_result() -> None:
     assert max(row["peak_mb"] for row in json.loads(file.read_text())["rows"]) < 24 * 1024
 
 
+@pytest.mark.parametrize("method", ["source", "eata"])
+def test_the_cost_of_a_method_is_measured(method: str) -> None:
+    from benchmarks import methods
+
+    row = methods.measure(method, "small ResNet", torch.rand(8, 1, 32, 32), "eager", 3)
+    assert row["method"] == METHODS[method].__name__
+    assert 0 < row["low"] <= row["milliseconds"] <= row["high"]
+    assert row["seconds"] == pytest.approx(row["milliseconds"] * 50_000 / 8 / 1e3)
+
+
 def test_the_scenes_are_the_committed_results() -> None:
     from acclimate.results import read_results
     from acclimate.tables import FORMATS, paper_table

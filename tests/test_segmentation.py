@@ -386,3 +386,32 @@ def test_a_deeplab_of_torchvision_from_a_file(classes: int, tmp_path: Path) -> N
     x = torch.rand(1, 3, 48, 64, generator=Generator().manual_seed(0))
     adapter = Tent.preset("segformer-b5", loaded.model)
     assert adapter(x).shape == (1, classes, 48, 64)
+
+
+def test_camvid_is_unpacked_and_jiggled(tmp_path: Path) -> None:
+    import io
+    import zipfile
+
+    from recipes import camvid
+
+    with zipfile.ZipFile(tmp_path / "c.zip", "w") as packed:
+        for part in ("train", "test"):
+            for i in range(5):
+                for kind, suffix, pixels in (("images", "jpg", picture(i)), ("labels", "png", labelled(i, classes=12))):
+                    file = io.BytesIO()
+                    Image.fromarray(pixels).save(file, "jpeg" if suffix == "jpg" else "png")
+                    packed.writestr(f"{part}/{kind}/{i}.{suffix}", file.getvalue())
+    camvid.unpack(tmp_path / "c.zip", tmp_path / "data", every=2)
+    assert [len(open_suite(f"scenes:{tmp_path / 'data' / part}").clean().images) for part in ("train", "test")] == [
+        5,
+        3,
+    ]
+    x, y = camvid.load(tmp_path / "data" / "train")
+    whole = torch.from_numpy(np.stack([labelled(i, classes=12) for i in range(5)])).long()
+    assert torch.equal(y.long(), torch.where(whole == camvid.VOID, 255, whole)), "void does not count"
+    for seed in range(6):
+        images, labels = camvid.jiggle(x, y, torch.Generator().manual_seed(seed))
+        assert images.shape == x.shape
+        assert labels.shape == y.shape
+        assert 0 <= float(images.min()) <= float(images.max()) <= 1
+        assert set(labels.unique().tolist()) <= {*range(11), 255}

@@ -92,7 +92,13 @@ def run_recipes(
                     task = progress.add_task(case.name[:28], total=total, note="")
                     return lambda note: progress.update(task, advance=1, note=note)
 
-                written = reproduce(recipe, at, out / at.name, command=command, on_case=begin, processes=processes)
+                beside = progress.add_task(recipe.name, total=None, note="side by side", visible=processes > 1)
+
+                def done(total: int, progress: Any = progress, task: Any = beside) -> None:
+                    progress.update(task, advance=1, total=total)
+
+                telling: dict[str, Any] = {"command": command, "on_case": begin, "on_job": done}
+                written = reproduce(recipe, at, out / at.name, processes=processes, **telling)
             for file in written:
                 if file.suffix == ".md":
                     typer.echo(f"\n{recipe.title}\n\n{file.read_text()}")

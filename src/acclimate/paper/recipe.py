@@ -117,14 +117,16 @@ def reproduce(
     command: str = "",
     on_case: Callable[[Case, int, Run], Tick] | None = None,
     processes: int = 1,
+    on_job: Callable[[int], None] | None = None,
 ) -> list[Path]:
     """Measure what is not there yet, and write tables, figures and one file of numbers; returns what was written.
 
-    With several `processes`, methods and seeds run beside each other first; times are then no measure of a method.
+    With several `processes`, methods and seeds run beside each other first, and `on_job` is told their number as each
+    is done; times are then no measure of a method.
     """
     folder = out / recipe.name
     if processes > 1:
-        _side_by_side(recipe, scale, folder, processes)
+        _side_by_side(recipe, scale, folder, processes, on_job)
     first: dict[str, Run] = {}
     found: list[Found] = []
     for case in recipe.plans(scale):
@@ -163,7 +165,9 @@ def _carry_out(case: Case, run: Run, on_case: Callable[[Case, int, Run], Tick] |
     return Found(case, found) if case.measure is None else Found(case, measured=found)
 
 
-def _side_by_side(recipe: Recipe, scale: Scale, folder: Path, processes: int) -> None:
+def _side_by_side(
+    recipe: Recipe, scale: Scale, folder: Path, processes: int, on_job: Callable[[int], None] | None
+) -> None:
     """Each method and seed of each case in a process; those that take longest begin."""
     jobs = [(METHODS[job.method].cost, case.name, job) for case in recipe.plans(scale) for job in case.plan.jobs()]
     jobs.sort(key=lambda each: each[0], reverse=True)
@@ -174,6 +178,8 @@ def _side_by_side(recipe: Recipe, scale: Scale, folder: Path, processes: int) ->
         waiting = [pool.submit(_one, recipe.name, scale, folder, name, job) for _, name, job in jobs]
         for done in as_completed(waiting):
             done.result()
+            if on_job is not None:
+                on_job(len(waiting))
     finally:
         pool.shutdown(cancel_futures=True)
 
