@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# a compiler's cache of one's own: processes that share one may read what another has half written
+_cache = tempfile.TemporaryDirectory()
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = _cache.name
 
 
 def _declare_torchvision_operators() -> object:

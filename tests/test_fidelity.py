@@ -34,6 +34,6 @@ def test_pixels_are_alike(family: str, severity: int) -> None:
 @pytest.mark.parametrize("family", CORRUPTIONS)
 def test_a_trained_network_finds_them_as_hard(family: str) -> None:
     """Over five severities of 200 digits chance alone makes a point or two; the reference's glass cannot be seeded."""
-    runs = [(s, seed) for s in range(1, 6) for seed in range(4 if family == "glass_blur" else 1)]
+    runs = [(s, seed) for s in range(1, 6) for seed in range(8 if family == "glass_blur" else 1)]
     theirs, ours = (sum(alike(family, *run).accuracy[i] for run in runs) / len(runs) for i in (0, 1))
     assert ours == pytest.approx(theirs, abs=0.1 if family == "frost" else 0.04)
