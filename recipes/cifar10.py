@@ -97,13 +97,13 @@ def train(data: Path, name: str, out: Path, *, epochs: int | None = None, batch:
     if cuda and name == "resnet":
         model = model.to(memory_format=torch.channels_last)
     if name == "resnet":
-        epochs, lr = epochs or 160, 0.4
+        epochs, lr = epochs or 200, 0.4
         decayed = [p for p in model.parameters() if p.dim() > 1]
         rest = [p for p in model.parameters() if p.dim() <= 1]
         groups = [{"params": decayed, "weight_decay": 5e-4}, {"params": rest, "weight_decay": 0.0}]
         optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True)
     else:
-        epochs, lr = epochs or 300, 2e-3
+        epochs, lr = epochs or 400, 2e-3
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.05, fused=cuda)
     steps = max(len(x) // batch, 1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * steps, pct_start=0.15)

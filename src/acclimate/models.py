@@ -161,7 +161,7 @@ def digits_vit() -> SmallViT:
 
 def cifar10_resnet() -> SmallResNet:
     """A BatchNorm network for CIFAR-10, of 0.9 million parameters; without weights."""
-    return SmallResNet((32, 64, 112), depth=3, channels=3, drop=0.1, stride=1)
+    return SmallResNet((28, 56, 96), depth=4, channels=3, drop=0.1, stride=1)
 
 
 def cifar10_vit() -> SmallViT:
