@@ -13,7 +13,18 @@ from PIL import Image, ImageOps
 from torch import Generator, Tensor, nn
 
 from acclimate import EATAC, ROID, CoTTA, Normalised
-from acclimate.augment import AugMix, Views, _autocontrast, _crop_and_flip, _geometry, _jitter, _sample, warp
+from acclimate.augment import (
+    AugMix,
+    Turn,
+    Views,
+    _autocontrast,
+    _crop_and_flip,
+    _geometry,
+    _sample,
+    jitter,
+    several,
+    warp,
+)
 from acclimate.normalised import IMAGENET
 
 
@@ -32,7 +43,7 @@ def test_colours_change_as_torchvision_changes_them(seed: int, channels: int) ->
     import torchvision.transforms.functional as tv
 
     x = pictures()[:, :channels]
-    ours = _jitter(x, seeded(seed))
+    ours = jitter(x, [Views()._draw(x, seeded(seed))[0]])
     steps = [tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation, tv.adjust_hue, tv.adjust_gamma]
     ranges = [(0.6, 1.4), (0.7, 1.3), (0.5, 1.5), (-0.06, 0.06), (0.7, 1.3)]
     generator = seeded(seed)
@@ -60,7 +71,9 @@ def test_warps_are_those_of_a_padded_image(
     moved = tv.affine(padded, angle, list(shift), zoom, [0.0, 0.0], interpolation=tv.InterpolationMode.BILINEAR)
     blurred = tv.gaussian_blur(moved, [5, 5], [sigma, sigma]) if sigma else moved
     expected = tv.center_crop(blurred, [32])
-    torch.testing.assert_close(warp(x, angle, shift, zoom, sigma, padding), expected, rtol=0, atol=1e-4)
+    mirrored = warp(x, [Turn(angle, shift, zoom, sigma, mirrored=True)], padding)
+    torch.testing.assert_close(mirrored, expected.flip(-1), rtol=0, atol=1e-4)
+    torch.testing.assert_close(warp(x, [Turn(angle, shift, zoom, sigma)], padding), expected, rtol=0, atol=1e-4)
 
 
 def test_views_stay_images_and_come_again_from_a_seed() -> None:
@@ -74,6 +87,18 @@ def test_views_stay_images_and_come_again_from_a_seed() -> None:
         assert not torch.equal(view, x)
     clean, noisy = Views(noise=0.0)(x, seeded(1)), Views(noise=0.05)(x, seeded(1))
     assert 0.02 < float((noisy - clean).std()) < 0.06
+
+
+@pytest.mark.parametrize("chain", [Views(), Views(padding="reflection", blur=False, noise=0.0)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_several_views_are_those_of_several_calls(chain: Views, channels: int) -> None:
+    x, generator = pictures()[:, :channels], seeded(3)
+    one_by_one = torch.cat([chain(x, generator) for _ in range(9)])
+    together = seeded(3)
+    torch.testing.assert_close(several(chain, x, 9, together), one_by_one, rtol=0, atol=1e-5)
+    assert torch.equal(together.get_state(), generator.get_state())
+    halved = several(lambda y, _: y / 2, x, 2, generator)
+    assert torch.equal(halved, torch.cat([x / 2, x / 2])), "any callable will do"
 
 
 def test_half_the_views_are_flipped() -> None:
@@ -222,7 +247,7 @@ def test_angles_are_drawn_evenly() -> None:
     generator, angles = seeded(), []
     grid = torch.arange(65.0) - 32
     for _ in range(200):
-        view = chain._warp(x, generator)[0, 0]
+        view = warp(x, [chain._turn(65, 65, generator)._replace(mirrored=False)], "border")[0, 0]
         total = view.sum()
         inner, outer = view[:, :51], view[:, 51:]
         run = (outer * grid[None, 51:]).sum() / outer.sum() - (inner * grid[None, :51]).sum() / inner.sum()

@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 from torch import Generator, Tensor
 
-from acclimate.data.corruptions import BENCHMARK, CORRUPTIONS, EXTRA, corrupt
+from acclimate.data.corruptions import BENCHMARK, CORRUPTIONS, EXTRA, _corners_moved, corrupt
 from acclimate.data.jpeg import jpeg
+from acclimate.data.severities import SEVERITIES
 
 SIZES = [(28, 28), (32, 32), (40, 64)]
 
@@ -82,13 +83,15 @@ def test_a_higher_severity_is_further_from_the_image(name: str) -> None:
 
 @pytest.mark.parametrize(("severity", "sigma"), list(enumerate((0.08, 0.12, 0.18, 0.26, 0.38), 1)))
 def test_gaussian_noise_has_the_published_deviation(severity: int, sigma: float) -> None:
-    y = CORRUPTIONS["gaussian_noise"](torch.full((8, 3, 64, 64), 0.5), severity - 1, seeded())
+    y = CORRUPTIONS["gaussian_noise"](
+        torch.full((8, 3, 64, 64), 0.5), seeded(), *SEVERITIES["imagenet-c"]["gaussian_noise"][severity - 1]
+    )
     assert float(y.std()) == pytest.approx(sigma, rel=0.02)
     assert float(y.mean()) == pytest.approx(0.5, abs=0.005)
 
 
 def test_shot_noise_has_a_poisson_variance() -> None:
-    y = CORRUPTIONS["shot_noise"](torch.full((8, 3, 64, 64), 0.5), 2, seeded())  # λ = 12: variance x/λ
+    y = CORRUPTIONS["shot_noise"](torch.full((8, 3, 64, 64), 0.5), seeded(), 12)  # variance x/λ
     assert float(y.var()) == pytest.approx(0.5 / 12, rel=0.03)
 
 
@@ -176,3 +179,37 @@ def test_a_glass_shows_each_pixel_something_near_by() -> None:
 def test_bad_use(x: Tensor, name: str, severity: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         corrupt(x, name, severity, seeded())
+
+
+def test_both_sets_of_severities_have_every_corruption() -> None:
+    for levels in SEVERITIES.values():
+        assert list(levels) == list(CORRUPTIONS)
+        assert all(len(levels[name]) == 5 for name in levels)
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_those_of_small_images_are_milder(name: str) -> None:
+    x = pictures(8)
+    for severity in range(1, 6):
+        mild, strong = (corrupt(x, name, severity, seeded(), like=like) for like in ("cifar-c", "imagenet-c"))
+        assert mild.shape == x.shape
+        assert float((mild - x).square().mean()) > 0, severity
+        if severity == 5:
+            assert float((mild - x).square().mean()) < float((strong - x).square().mean())
+
+
+def test_unknown_severities_are_refused() -> None:
+    with pytest.raises(ValueError, match="like='mnist-c': expected one of imagenet-c, cifar-c"):
+        corrupt(pictures(2), "fog", 1, seeded(), like="mnist-c")
+
+
+def test_three_corners_go_where_they_are_moved() -> None:
+    """On ramps a pixel shows where it comes from: at the moved corners, the corners."""
+    ramp = torch.arange(32.0)
+    x = torch.stack([ramp.expand(32, 32), ramp[:, None].expand(32, 32)]).expand(16, 2, 32, 32)
+    y = _corners_moved(x, 2.0, seeded(3))
+    moved = 2.0 * (2 * torch.rand(16, 3, 2, generator=seeded(3)) - 1)
+    corners = torch.tensor([(26.0, 26.0), (26.0, 6.0), (6.0, 6.0)])
+    grid = (corners + moved) * 2 / 31 - 1
+    seen = torch.nn.functional.grid_sample(y, grid[:, :, None], align_corners=True)[..., 0].mT
+    torch.testing.assert_close(seen, corners.expand(16, 3, 2), rtol=0, atol=0.02)

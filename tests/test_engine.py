@@ -281,7 +281,7 @@ def test_auto_chooses_for_the_network_and_the_method() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"engine": "fast"}, 'expected "eager", "auto" or an acclimate.Engine'),
+        ({"engine": "fast"}, 'expected "eager", "recorded", "auto" or an acclimate.Engine'),
         ({"precision": "fp8"}, "precision='fp8': expected one of fp32, tf32, bf16"),
         ({"engine": Engine(graphs=True)}, "records CUDA graphs, and the model is on cpu"),
     ],
@@ -413,6 +413,33 @@ def test_recorded_steps_do_what_plain_ones_do(name: str, family: str, compiled: 
     agree(ours, adapter_of(name, family, "cuda"), xs, rtol=1e-5 if loose else RTOL)
     assert ours.graphs.recorded > 0
     assert not ours.graphs.off
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["bn", "ln"])
+@pytest.mark.parametrize("name", ["tea", "memo", "cotta"])
+def test_recorded_pieces_do_what_plain_ones_do(name: str, family: str) -> None:
+    """Of steps that ask the host something in between; also after a reset, and with another learning rate."""
+    more = {"threshold": 2.0} if name == "cotta" else {}  # it makes views of every batch
+    xs = [x.cuda() for x in [*(y.double() for y in stream(5)), *batches()]]
+    ours, theirs = (adapter_of(name, family, "cuda", engine=Engine(graphs=g), **more) for g in (True, False))
+    rtol = 1e-6 if name == "tea" else RTOL
+    agree(ours, theirs, xs, rtol)
+    for adapter in (ours, theirs):
+        adapter.reset()
+        adapter.optimizer.param_groups[0]["lr"] = 2 * LR
+    agree(ours, theirs, xs[:4], rtol)
+    assert len(ours.piece) > 0
+    assert not ours.piece.off
+
+
+@pytest.mark.gpu
+def test_an_episode_of_adam_is_recorded() -> None:
+    xs = [x.double().cuda() for x in stream(5)]
+    adam = {"lr": None, "optimizer": partial(torch.optim.AdamW, lr=LR)}
+    ours, theirs = (adapter_of("memo", "ln", "cuda", engine=Engine(graphs=g), **adam) for g in (True, False))
+    agree(ours, theirs, xs, rtol=1e-6)  # whose corrections are in single precision on the device
+    assert len(ours.piece) > 0
 
 
 @pytest.mark.gpu

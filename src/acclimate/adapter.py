@@ -28,7 +28,7 @@ from torch.optim import SGD, Optimizer
 from typing_extensions import Self
 
 from .description import call_of
-from .engine import Engine, Graphs, Part, Precision, Runner, choose
+from .engine import Engine, Graphs, Part, Pieces, Precision, Runner, choose
 from .learner import Learner
 from .network import check_images, read_logits, refuse_non_finite, refuse_probabilities, soundness
 from .norm import Normalisation
@@ -48,7 +48,7 @@ MakeOptimizer: TypeAlias = Callable[[list[Parameter]], Optimizer]
 class Running(TypedDict, total=False):
     """What every method takes besides its own arguments."""
 
-    engine: Engine | Literal["eager", "auto"]
+    engine: Engine | Literal["eager", "recorded", "auto"]
     precision: Precision | None
     classes: Sequence[int] | None
     seed: int
@@ -81,8 +81,9 @@ class Adapter(Learner, ABC):
         detach_statistics: no gradient flows through the batch's statistics, so that samples do not depend on each
             other in the backward pass.
         strategy: how kept samples get their gradient (see `acclimate.prediction`).
-        engine: how passes run: `"eager"`, as PyTorch has them; `"auto"`, as fast as the machine allows, after some time
-            of compilation; or an `acclimate.Engine`.
+        engine: how passes run: `"eager"`, as PyTorch has them; `"recorded"`, the same as CUDA graphs, for small
+            networks on a GPU; `"auto"`, as fast as the machine allows, after some time of compilation; or an
+            `acclimate.Engine`.
         precision: `"fp32"`, `"tf32"` or `"bf16"`, whatever the engine would choose.
         classes: adapt and predict over these classes alone (ImageNet-R); logits then have that many columns.
         seed: of the adapter's own generator, which is part of its state.
@@ -117,7 +118,7 @@ class Adapter(Learner, ABC):
         statistics: Literal["batch", "source"] = "batch",
         detach_statistics: bool = False,
         strategy: Strategy | None = None,
-        engine: Engine | Literal["eager", "auto"] = "eager",
+        engine: Engine | Literal["eager", "recorded", "auto"] = "eager",
         precision: Precision | None = None,
         classes: Sequence[int] | None = None,
         seed: int = 0,
@@ -161,7 +162,7 @@ class Adapter(Learner, ABC):
         """Where sub-networks leave branches out, of methods that have some."""
         self.draw: Draw | None = None
         """The sub-network that passes are of."""
-        self.runner, self.graphs = Runner(self), Graphs(self)
+        self.runner, self.graphs, self.piece = Runner(self), Graphs(self), Pieces(self)
         self.part: Part | None = None
         """The part of a step that is being recorded."""
         self.passes = Passes().to(self.device)
@@ -328,7 +329,7 @@ class Adapter(Learner, ABC):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # told when it was built
             self.strategy = self._strategy(strategy)
-        self.runner, self.graphs = Runner(self), Graphs(self)
+        self.runner, self.graphs, self.piece = Runner(self), Graphs(self), Pieces(self)
         return self
 
     def _check(self, x: Tensor, logits: Tensor) -> None:

@@ -10,10 +10,11 @@ are kornia's, an extra: pip install 'acclimate[augment]'.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal, TypeAlias
+from itertools import product
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ from torch import Generator, Tensor
 
 from .randomness import on_device
 
-__all__ = ["AugMix", "Augment", "Views"]
+__all__ = ["AugMix", "Augment", "Views", "several"]
 
 Augment: TypeAlias = Callable[[Tensor, Generator], Tensor]
 
@@ -40,6 +41,23 @@ def _uniform(low: float, high: float, generator: Generator) -> float:
     return float(torch.empty((), dtype=torch.float64).uniform_(low, high, generator=generator))
 
 
+class Turn(NamedTuple):
+    """Where a view looks: turned about the centre by `angle` degrees, zoomed, shifted right and down by pixels.
+
+    Then blurred if σ > 0, and mirrored.
+    """
+
+    angle: float
+    shift: tuple[int, int]
+    zoom: float
+    sigma: float = 0.0
+    mirrored: bool = False
+
+
+Colours: TypeAlias = Sequence[tuple[int, float]]
+"""Which change of colours comes when, and its factor."""
+
+
 @dataclass(frozen=True)
 class Views:
     """Colour jitter in random order, a small rotation, shift and zoom, blur, flip, noise: the chain of CoTTA.
@@ -54,57 +72,104 @@ class Views:
 
     def __call__(self, x: Tensor, generator: Generator) -> Tensor:
         """A view of each image."""
-        y = self._warp(_jitter(x.clamp(0, 1), generator), generator)
-        if float(torch.rand((), generator=generator)) < 0.5:
-            y = y.flip(-1)
+        return self.several(x, 1, generator)
+
+    def several(self, x: Tensor, count: int, generator: Generator) -> Tensor:
+        """So many views of the batch, one after the other: those of as many calls, worked on together."""
+        colours, turns, noises = zip(*(self._draw(x, generator) for _ in range(count)), strict=True)
+        y = warp(jitter(x.clamp(0, 1).repeat(count, 1, 1, 1), colours), turns, self.padding)
         if self.noise:
-            many = on_device(generator, y.device)
-            y = y + self.noise * torch.randn(y.shape, generator=many, device=y.device, dtype=y.dtype)
+            y = y + self.noise * torch.cat(noises)
         return y.clamp(0, 1)
 
-    def _warp(self, x: Tensor, generator: Generator) -> Tensor:
-        height, width = x.shape[-2:]
+    def _draw(self, x: Tensor, generator: Generator) -> tuple[Colours, Turn, Tensor]:
+        order = torch.randperm(len(_RANGES), generator=generator).tolist()
+        colours = [(index, _uniform(*_RANGES[index], generator)) for index in order]
+        turn = self._turn(x.shape[-2], x.shape[-1], generator)
+        if not self.noise:
+            return colours, turn, x[:0]
+        many = on_device(generator, x.device)
+        return colours, turn, torch.randn(x.shape, generator=many, device=x.device, dtype=x.dtype)
+
+    def _turn(self, height: int, width: int, generator: Generator) -> Turn:
         angle = _uniform(-15, 15, generator)
         shift = [round(_uniform(-side / 8, side / 8, generator)) for side in (width, height)]  # 1/16 of the padded side
         zoom = _uniform(0.9, 1.1, generator)
         sigma = _uniform(0.001, 0.5, generator) if self.blur else 0.0
-        return warp(x, angle, (shift[0], shift[1]), zoom, sigma, self.padding)
+        return Turn(angle, (shift[0], shift[1]), zoom, sigma, float(torch.rand((), generator=generator)) < 0.5)
 
 
-def warp(x: Tensor, angle: float, shift: tuple[int, int], zoom: float, sigma: float, padding: str) -> Tensor:
-    """Turned about the centre by `angle` degrees, zoomed, shifted right and down by pixels, then blurred if σ > 0."""
+def several(augment: Augment, x: Tensor, count: int, generator: Generator) -> Tensor:
+    """So many views of the batch by any augmentation."""
+    if isinstance(augment, Views):
+        return augment.several(x, count, generator)
+    return torch.cat([augment(x, generator) for _ in range(count)])
+
+
+def warp(x: Tensor, turns: Sequence[Turn], padding: str) -> Tensor:
+    """A batch's views, one after the other, each by a turn of its own."""
     height, width = x.shape[-2:]
-    rim = 2 if sigma else 0  # so that the blur sees beyond the edge
-    cos, sin = zoom * math.cos(math.radians(angle)), zoom * math.sin(math.radians(angle))
-    x0, y0 = (width - 1) / 2, (height - 1) / 2
-    matrix = x.new_tensor(
-        [
-            [cos, -sin, x0 + shift[0] + rim - cos * x0 + sin * y0],
-            [sin, cos, y0 + shift[1] + rim - sin * x0 - cos * y0],
-        ]
-    )
-    size = (height + 2 * rim, width + 2 * rim)
-    y: Tensor = _kornia("geometry").warp_affine(x, matrix.expand(len(x), 2, 3), size, padding_mode=padding)
-    if not sigma:
-        return y
-    y = _kornia("filters").gaussian_blur2d(y, (5, 5), (sigma, sigma))
-    return y[..., rim:-rim, rim:-rim]
+    blurred = turns[0].sigma > 0
+    rim = 2 if blurred else 0  # so that the blur sees beyond the edge
+    size = [len(turns), x.shape[1], height + 2 * rim, width + 2 * rim]
+    matrix = x.new_tensor([_from_output(turn, height, width, rim) for turn in turns])
+    grid = F.affine_grid(matrix, size, align_corners=True)
+    each = len(x) // len(turns)
+    y = F.grid_sample(x, grid.repeat_interleave(each, 0), padding_mode=padding, align_corners=True)
+    return _blur(y, x.new_tensor([_taps(turn.sigma) for turn in turns]).repeat_interleave(each, 0)) if blurred else y
 
 
-def _jitter(x: Tensor, generator: Generator) -> Tensor:
+def _from_output(turn: Turn, height: int, width: int, rim: int) -> list[list[float]]:
+    """Where a pixel of the output lies in the input, both in coordinates from −1 to 1."""
+    cos, sin = (f(math.radians(turn.angle)) / turn.zoom for f in (math.cos, math.sin))
+    right, down = max(width - 1, 1) / 2, max(height - 1, 1) / 2  # half an image, in pixels
+    far_right, far_down = right + rim, down + rim
+    back, up = turn.shift
+    rows = [
+        [cos * far_right / right, sin * far_down / right, -(cos * back + sin * up) / right],
+        [-sin * far_right / down, cos * far_down / down, (sin * back - cos * up) / down],
+    ]
+    return [[-row[0] if turn.mirrored else row[0], *row[1:]] for row in rows]
+
+
+def _taps(sigma: float) -> list[float]:
+    weights = [math.exp(-0.5 * (k / sigma) ** 2) for k in range(-2, 3)]
+    return [weight / sum(weights) for weight in weights]
+
+
+def _blur(x: Tensor, taps: Tensor) -> Tensor:
+    """Each image by five weights of its own along both sides, which lose two pixels at each end."""
+    height, width = x.shape[-2] - 4, x.shape[-1] - 4
+    weights = taps.T[:, :, None, None, None]
+    x = torch.stack([w * x[..., i : i + height, :] for i, w in enumerate(weights)]).sum(0)
+    return torch.stack([w * x[..., i : i + width] for i, w in enumerate(weights)]).sum(0)
+
+
+_RANGES = ((0.6, 1.4), (0.7, 1.3), (0.5, 1.5), (-0.06, 0.06), (0.7, 1.3))
+"""Of the factors of brightness, contrast, saturation, hue and gamma."""
+
+
+def jitter(x: Tensor, colours: Sequence[Colours]) -> Tensor:
+    """A batch's views, one after the other, each by changes of its own; equal changes of several views are one."""
     enhance = _kornia("enhance")
-    colours = x.shape[1] == 3
-    steps: list[Callable[[Tensor, float], Tensor]] = [
+    changes: list[Callable[[Tensor, Tensor], Tensor]] = [
         enhance.adjust_brightness_accumulative,
         enhance.adjust_contrast_with_mean_subtraction,
-        lambda y, factor: enhance.adjust_saturation_with_gray_subtraction(y, factor) if colours else y,
-        lambda y, factor: enhance.adjust_hue(y, 2 * math.pi * factor) if colours else y,
+        enhance.adjust_saturation_with_gray_subtraction,
+        lambda y, factor: enhance.adjust_hue(y, 2 * math.pi * factor),
         lambda y, factor: enhance.adjust_gamma(y.clamp(min=1e-8), factor),
     ]
-    ranges = ((0.6, 1.4), (0.7, 1.3), (0.5, 1.5), (-0.06, 0.06), (0.7, 1.3))
-    for index in torch.randperm(len(steps), generator=generator).tolist():
-        x = steps[index](x, _uniform(*ranges[index], generator))
-    return x
+    grey = x.shape[1] != 3
+    each = len(x) // len(colours)
+    views = list(torch.split(x, each))
+    for step, index in product(range(len(_RANGES)), range(len(changes))):
+        own = {view: order[step][1] for view, order in enumerate(colours) if order[step][0] == index}
+        if own and not (grey and index in (2, 3)):
+            factors = x.new_tensor([*own.values()]).repeat_interleave(each)
+            changed = changes[index](torch.cat([views[view] for view in own]), factors)
+            for view, part in zip(own, torch.split(changed, each), strict=True):
+                views[view] = part
+    return torch.cat(views)
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,9 @@ def run(
     source: Annotated[str | None, typer.Option(help="Data with clean images for EATA, if --data has none.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Such as eata.beta=500; repeat for more.")] = None,
     device: Device = "cpu",
-    engine: Annotated[str, typer.Option(help="eager, or auto: compiled, and on a GPU recorded and in bf16.")] = "eager",
+    engine: Annotated[
+        str, typer.Option(help="eager; recorded (CUDA graphs); auto: compiled, too, and in bf16.")
+    ] = "eager",
     precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; by the engine, unless given.")] = None,
     workers: Annotated[
         int | None, typer.Option(min=0, help="Processes that read images; on a GPU most of the cores, unless given.")

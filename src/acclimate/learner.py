@@ -16,6 +16,7 @@ from torch.nn import Parameter
 
 from .optimizers import can_wait, only_where
 from .passes import Step
+from .state import copy_all
 from .stateful import Stateful
 
 if TYPE_CHECKING:
@@ -122,9 +123,7 @@ class Learner(Stateful, ABC):
         try:
             yield
         finally:
-            with torch.no_grad():
-                for p, before in zip(self.adapted, found, strict=True):
-                    p.copy_(before)
+            copy_all([p.detach() for p in self.adapted], found)
             if self.optimizer is not None:
                 self.optimizer.state.clear()
 

@@ -22,7 +22,7 @@ SCENES = {"acdc", "cityscapes", "scenes"}
 SHARED = ("source", "source_images", "probe_images", "preset")
 """What all methods of a plan are given alike, besides the protocol."""
 
-ENGINES = ("eager", "auto")
+ENGINES = ("eager", "recorded", "auto")
 PRECISIONS = ("fp32", "tf32", "bf16")
 PROBES = ("snapshot", "readapt", "none")
 

@@ -10,6 +10,7 @@ from torch import Generator, Tensor, nn
 
 from .passes import Count
 from .randomness import on_device
+from .state import copy_all
 
 __all__ = ["Replay"]
 
@@ -57,20 +58,20 @@ class Replay(nn.Module):
         anew = (torch.rand(len(like), generator=generator) < renewal).tolist()
         many = on_device(generator, like.device)
         drawn = 2 * torch.rand(like.shape, dtype=like.dtype, device=like.device, generator=many) - 1
-        for row, place in enumerate(places):
-            if place < len(self) and not anew[row]:
-                drawn[row] = self[place]
+        seen_before = [row for row, place in enumerate(places) if place < len(self) and not anew[row]]
+        copy_all([drawn[row] for row in seen_before], [self[places[row]] for row in seen_before])
         return drawn, places
 
     def write(self, images: Tensor, places: Sequence[int]) -> None:
         """Put images back in their places; of two in one place, the later stays."""
         most = torch.finfo(self.dtype).max
-        for image, place in zip(images.detach().clamp(-most, most), places, strict=True):
+        latest = dict(zip(places, images.detach().clamp(-most, most), strict=True))
+        for place, image in latest.items():
             name = f"from_{place - place % _SHELF}"
             if self._buffers[name] is None:
                 size = min(_SHELF, self.capacity - place + place % _SHELF)
                 self._buffers[name] = image.new_zeros(size, *image.shape, dtype=self.dtype)
-            self[place].copy_(image)
+        copy_all([self[place] for place in latest], list(latest.values()))
         self.taken.add(max(0, max(places) + 1 - len(self)))
 
     def _shelf(self, place: int) -> Tensor:

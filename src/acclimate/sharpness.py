@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from .state import copy_all
+
 __all__ = ["ascended"]
 
 
@@ -16,13 +18,10 @@ __all__ = ["ascended"]
 def ascended(parameters: Sequence[Parameter], gradients: Sequence[Tensor], radius: float) -> Iterator[None]:
     """Inside, θ' = θ + ρ·g/‖g‖, with one norm over all parameters; θ again, bit for bit, after."""
     found = [p.detach().clone() for p in parameters]
-    norm = torch.stack([g.norm() for g in gradients]).norm()
-    with torch.no_grad():
-        for p, g in zip(parameters, gradients, strict=True):
-            p.add_(g * (radius / (norm + 1e-12)))
+    there = [p.detach() for p in parameters]
+    norm = torch.stack(torch._foreach_norm(list(gradients))).norm()
+    torch._foreach_add_(there, torch._foreach_mul(list(gradients), radius / (norm + 1e-12)))
     try:
         yield
     finally:
-        with torch.no_grad():
-            for p, before in zip(parameters, found, strict=True):
-                p.copy_(before)
+        copy_all(there, found)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
@@ -28,6 +28,15 @@ class ImageSet(Protocol):
     def __getitem__(self, index: int) -> tuple[Tensor, int | Tensor]: ...
 
     def __len__(self) -> int: ...
+
+
+@runtime_checkable
+class Rows(Protocol):
+    """Images that lie in one array: any of them are read at once."""
+
+    def rows(self, places: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """These images and their labels."""
+        ...
 
 
 class Batches(Protocol):
@@ -149,8 +158,26 @@ class _Picked(Dataset[tuple[Tensor, "int | Tensor", int]]):
         x, y = self.parts[part].images[image]
         return x, y, part
 
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[tuple[Tensor, int | Tensor, int]] | _Batch:
+        """A whole batch: read at once where its images lie in one array."""
+        parts = {self.picks[index][0] for index in indices}
+        images = self.parts[min(parts)].images
+        if len(parts) > 1 or not isinstance(images, Rows):
+            return [self[index] for index in indices]
+        return _Batch(*images.rows([self.picks[index][1] for index in indices]), [min(parts)] * len(indices))
 
-def _collate(samples: Sequence[tuple[Tensor, int | Tensor, int]]) -> tuple[Tensor, Tensor, list[int]]:
+
+class _Batch(NamedTuple):
+    """Images, labels and parts."""
+
+    x: Tensor
+    y: Tensor
+    parts: list[int]
+
+
+def _collate(samples: Sequence[tuple[Tensor, int | Tensor, int]] | _Batch) -> tuple[Tensor, Tensor, list[int]]:
+    if isinstance(samples, _Batch):
+        return samples
     images, labels, parts = zip(*samples, strict=True)
     if len({image.shape for image in images}) > 1:
         sizes = " and ".join(sorted({f"{image.shape[-1]}×{image.shape[-2]}" for image in images})[:2])

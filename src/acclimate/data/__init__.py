@@ -53,7 +53,7 @@ def _cifar10(path: str, preprocess: Preprocess | None) -> Suite:  # noqa: ARG001
     from .cifar import clean_images
     from .on_the_fly import Corrupted
 
-    return Corrupted("cifar10", clean_images(path))
+    return Corrupted("cifar10", clean_images(path), like="cifar-c")
 
 
 def _cifar10_c(path: str, preprocess: Preprocess | None) -> Suite:  # noqa: ARG001

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,11 @@ class _Rows:
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return torch.from_numpy(np.array(self.images[index])).movedim(-1, 0).contiguous(), int(self.labels[index])
+
+    def rows(self, places: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """These images and their labels, read at once."""
+        images = torch.from_numpy(self.images[list(places)]).movedim(-1, 1).contiguous()
+        return images, torch.from_numpy(self.labels[list(places)].astype(np.int64))
 
     def __len__(self) -> int:
         return len(self.images)

@@ -8,6 +8,7 @@ from torch import Generator, Tensor
 
 from ..stream import ImageSet, Part
 from .corruptions import BENCHMARK, EXTRA, corrupt
+from .severities import Like
 
 __all__ = ["Corrupted"]
 
@@ -15,18 +16,20 @@ __all__ = ["Corrupted"]
 class Corrupted:
     """Clean images, and the fifteen corruptions of them. Results on these are ImageNet-C-style, never ImageNet-C."""
 
-    def __init__(self, name: str, images: ImageSet, classes: tuple[int, ...] | None = None) -> None:
-        self.name, self.images, self.classes = name, images, classes
+    def __init__(
+        self, name: str, images: ImageSet, classes: tuple[int, ...] | None = None, *, like: Like = "imagenet-c"
+    ) -> None:
+        self.name, self.images, self.classes, self.like = name, images, classes, like
         self.shifts, self.extra = BENCHMARK, EXTRA
 
     def part(self, shift: str, severity: int) -> Part:
         """One corruption at one severity."""
-        return Part(self.images, partial(_change, shift, severity))
+        return Part(self.images, partial(_change, shift, severity, self.like))
 
     def clean(self) -> Part:
         """The images as they are."""
         return Part(self.images)
 
 
-def _change(shift: str, severity: int, x: Tensor, generator: Generator) -> Tensor:
-    return corrupt(x, shift, severity, generator)
+def _change(shift: str, severity: int, like: Like, x: Tensor, generator: Generator) -> Tensor:
+    return corrupt(x, shift, severity, generator, like=like)

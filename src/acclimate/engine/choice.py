@@ -40,7 +40,7 @@ class Engine:
 
 
 def choose(
-    engine: Engine | Literal["eager", "auto"],
+    engine: Engine | Literal["eager", "recorded", "auto"],
     precision: Precision | None,
     model: nn.Module,
     device: torch.device,
@@ -48,19 +48,21 @@ def choose(
     moved: bool = False,
 ) -> Engine:
     """The engine that is asked for, on this device."""
+    cuda = device.type == "cuda"
     if isinstance(engine, Engine):
         chosen = engine
     elif engine == "eager":
         chosen = Engine()
+    elif engine == "recorded":
+        chosen = Engine(graphs=cuda)
     elif engine == "auto":
-        cuda = device.type == "cuda"
         convolves = any(isinstance(m, nn.Conv2d) and (cuda or m.kernel_size != m.stride) for m in model.modules())
         chosen = Engine(_best(device), channels_last=convolves, compiled=True, graphs=cuda)
     else:
-        raise ValueError(f'engine={engine!r}: expected "eager", "auto" or an acclimate.Engine')
-    if moved and device.type != "cuda":
+        raise ValueError(f'engine={engine!r}: expected "eager", "recorded", "auto" or an acclimate.Engine')
+    if moved and not cuda:
         chosen = replace(chosen, graphs=False)
-    if chosen.graphs and device.type != "cuda":
+    if chosen.graphs and not cuda:
         raise ValueError(f"engine={engine!r} records CUDA graphs, and the model is on {device}")
     if device.type == "cpu" and any(isinstance(m, nn.GroupNorm) for m in model.modules()):
         chosen = replace(chosen, channels_last=False)  # torch 2.13's backward of GroupNorm crashes in it

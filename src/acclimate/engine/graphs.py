@@ -92,7 +92,16 @@ class Part:
 
     def record(self, adapt: Adapt, x: Tensor, pool: Any, stream: torch.cuda.Stream) -> None:
         """Run `adapt` for the record: nothing is executed, and no state changes."""
-        adapter = self.adapter
+        with self._recording(x, pool, stream) as found:
+            try:
+                self.logits = adapt(self.adapter, x)
+            except _Counted:
+                return
+            self._write_state(found)
+            self.prediction = None  # no second part needs it
+
+    @contextmanager
+    def _recording(self, x: Tensor, pool: Any, stream: torch.cuda.Stream) -> Iterator[dict[str, Tensor | None]]:
         try:
             with (
                 self._in_place_of(x) as found,
@@ -100,12 +109,7 @@ class Part:
                 torch.compiler.set_stance("fail_on_recompile"),
                 torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
             ):
-                try:
-                    self.logits = adapt(adapter, x)
-                except _Counted:
-                    return
-                self._write_state(found)
-                self.prediction = None  # no second part needs it
+                yield found
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError) as error:
@@ -321,9 +325,7 @@ class Graphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         if self._stream is None:
-            if quieten := getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None):
-                quieten(False)  # recorded graphs live on a stream of their own, on purpose
-            self._stream = torch.cuda.Stream(x.device)  # type: ignore[no-untyped-call]
+            self._stream = own_stream(x.device)
             self._slots = [(module, key) for _, module, key in self.adapter.slots()]
             self._selectors = [m for m in self.adapter.modules() if isinstance(m, Selector)]
             self._refused = torch.zeros(2, dtype=torch.int64, device=x.device)
@@ -343,10 +345,14 @@ class Graphs:
 
     def _addresses(self) -> Iterator[Hashable]:
         """What a recorded step has by address or by value, and would not notice a change of."""
-        adapter = self.adapter
-        for module, key in self._slots or [(module, key) for _, module, key in adapter.slots()]:
+        for module, key in self._slots or [(module, key) for _, module, key in self.adapter.slots()]:
             value = getattr(module, key)
             yield None if value is None else value.data_ptr()
+        yield from self.settings()
+
+    def settings(self) -> Iterator[Hashable]:
+        """The same, without the method's state."""
+        adapter = self.adapter
         yield sum(p._version for p in adapter.frozen.values())
         for holder in (adapter, *self._selectors):
             yield from ((k, v) for k, v in vars(holder).items() if isinstance(v, (int, float, str, Scaled)))
@@ -356,6 +362,13 @@ class Graphs:
             for p in (adapter.adapted[0], adapter.adapted[-1]):
                 yield p.data_ptr()
                 yield from (v.data_ptr() for v in adapter.optimizer.state[p].values() if isinstance(v, Tensor))
+
+
+def own_stream(device: torch.device) -> torch.cuda.Stream:
+    """To record on."""
+    if quieten := getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None):
+        quieten(False)  # recorded graphs live on a stream of their own, on purpose
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch.optim import SGD
 from typing_extensions import Unpack
 
 from ..adapter import Adapter, Options
-from ..augment import Augment, Views
+from ..augment import Augment, Views, several
 from ..functional import confidence, symmetric_cross_entropy
 from ..network import refuse_non_finite
 from ..parameters import Parameters
@@ -23,7 +23,7 @@ from ..teacher import Teacher
 
 __all__ = ["CoTTA"]
 
-_MOST_IMAGES = 256  # in one pass of views, where BatchNorm does not tie them together
+_MOST = 256 * 3 * 224 * 224  # numbers in the views that are made, and where BatchNorm allows it run, at once
 
 
 class CoTTA(Adapter):
@@ -104,17 +104,27 @@ class CoTTA(Adapter):
         if confidence(self.logits(x, source)).mean() >= self.threshold:
             return logits
         total = torch.zeros_like(logits)
-        at_once = 1 if self.coupled else max(1, _MOST_IMAGES // len(x))
+        at_once = max(1, _MOST // x.numel())
         for start in range(0, self.views, at_once):
             count = min(at_once, self.views - start)
-            views = torch.cat([self.augment(x, self.generator) for _ in range(count)])
-            total += self.logits(views, teacher).view(count, *logits.shape).sum(0)
+            views = several(self.augment, x, count, self.generator)
+            for some in (
+                torch.split(views, len(x)) if self.coupled else (views,)
+            ):  # BatchNorm ties a view's images together
+                seen = self.piece(self._seen, some, reads=teacher.values())
+                total += seen.view(-1, *logits.shape).sum(0)
         refuse_non_finite(x, total)
         return total / self.views
 
     @torch.no_grad()
+    def _seen(self, views: Tensor) -> Tensor:
+        """The teacher's logits of views."""
+        return self.logits(views, self.teacher.of(self.source_parameters()))
+
+    @torch.no_grad()
     def _restore_some(self, source: dict[str, Tensor]) -> None:
-        generator = on_device(self.generator, self.device)
-        for name, p in zip(self.names, self.adapted, strict=True):
-            chance = torch.rand(p.shape, generator=generator, device=p.device)
-            p.copy_(torch.where(chance < self.restoration, source[name], p))
+        sizes = [p.numel() for p in self.adapted]
+        chance = torch.rand(sum(sizes), generator=on_device(self.generator, self.device), device=self.device)
+        chosen = torch.split(chance < self.restoration, sizes)
+        weights = [some.view_as(p).to(p.dtype) for some, p in zip(chosen, self.adapted, strict=True)]
+        torch._foreach_lerp_([p.detach() for p in self.adapted], [source[name] for name in self.names], weights)

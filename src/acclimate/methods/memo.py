@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -17,6 +18,8 @@ from ..network import refuse_non_finite
 from ..parameters import Parameters
 
 __all__ = ["MEMO"]
+
+_MOST = 1 << 23  # numbers in the views that are made at once
 
 
 class MEMO(Adapter):
@@ -65,13 +68,20 @@ class MEMO(Adapter):
     def adapt(self, x: Tensor) -> Tensor:
         """Each image by itself."""
         refuse_non_finite(x, unit_range=self.unit_range)
-        losses, logits = zip(*(self._one(image) for image in x[:, None]), strict=True)
-        self.step.losses = {"entropy": torch.stack(losses).mean()}
-        return torch.cat(logits)
+        found = [self.piece(self._one, image[None], views) for image, views in zip(x, self._views(x), strict=True)]
+        losses, logits = (torch.cat(of) for of in zip(*found, strict=True))
+        refuse_non_finite(x, logits)
+        self.step.losses = {"entropy": losses.mean()}
+        return logits
 
-    def _one(self, image: Tensor) -> tuple[Tensor, Tensor]:
+    def _views(self, x: Tensor) -> Iterator[Tensor]:
+        """Of each image in turn, made for as many of them at once as `_MOST` allows."""
+        for some in torch.split(x, max(1, _MOST // (self.views * x[0].numel()))):
+            views = self.augment(some.repeat_interleave(self.views, 0), self.generator)
+            yield from torch.split(views, self.views)
+
+    def _one(self, image: Tensor, views: Tensor) -> tuple[Tensor, Tensor]:
         with self.episode():
-            views = self.augment(image.expand(self.views, *image.shape[1:]), self.generator)
             loss = marginal_entropy(self.traced(views))
             self.update(entropy=loss)
-            return loss.detach(), self.infer(image)
+            return loss.detach()[None], self.infer(image)

@@ -83,8 +83,9 @@ class ROID(Adapter):
     @torch.no_grad()
     def _ensemble(self) -> None:
         """θ ← μ·θ + (1 − μ)·θ°."""
-        for p, source in zip(self.adapted, self.source_parameters().values(), strict=True):
-            p.mul_(self.momentum).add_(source, alpha=1 - self.momentum)
+        adapted, source = [p.detach() for p in self.adapted], [*self.source_parameters().values()]
+        torch._foreach_mul_(adapted, self.momentum)
+        torch._foreach_add_(adapted, source, alpha=1 - self.momentum)
 
     def _corrected(self, logits: Tensor) -> Tensor:
         if self.prior is None:

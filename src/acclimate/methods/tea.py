@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from typing_extensions import Unpack
 
 from ..adapter import Adapter, Options
@@ -61,7 +61,7 @@ class TEA(Adapter):
         """Learn to tell the batch from what the model imagines, then predict."""
         refuse_non_finite(x)
         fake, places = self.replay.draw(x, self.renewal, self.generator)
-        fake = self._langevin(fake)
+        fake = self.piece(self._langevin, fake, generator=on_device(self.generator, x.device))
         real = self.predict(x).rows()
         imagined = self.traced(fake)
         refuse_non_finite(fake, imagined)
@@ -72,8 +72,7 @@ class TEA(Adapter):
         refuse_divergence(logits)
         return logits
 
-    def _langevin(self, x: Tensor) -> Tensor:
-        generator = on_device(self.generator, x.device)
+    def _langevin(self, x: Tensor, generator: Generator) -> Tensor:
         with self.fixed():
             for _ in range(self.steps):
                 x = x.detach().requires_grad_()

@@ -52,7 +52,7 @@ def run_recipes(
     images: Annotated[int | None, typer.Option(min=1, help="Of each domain; the scale's, unless given.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="64, unless given.")] = None,
     device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
-    engine: Annotated[str, typer.Option(help="eager, or auto.")] = "eager",
+    engine: Annotated[str, typer.Option(help="eager, recorded or auto, as of `acclimate run`.")] = "eager",
     precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; fp32 unless given.")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 0,
     processes: Annotated[
