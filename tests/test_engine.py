@@ -438,7 +438,7 @@ def test_an_episode_of_adam_is_recorded() -> None:
     xs = [x.double().cuda() for x in stream(5)]
     adam = {"lr": None, "optimizer": partial(torch.optim.AdamW, lr=LR)}
     ours, theirs = (adapter_of("memo", "ln", "cuda", engine=Engine(graphs=g), **adam) for g in (True, False))
-    agree(ours, theirs, xs, rtol=1e-6)  # whose corrections are in single precision on the device
+    agree(ours, theirs, xs, rtol=1e-4)  # 1 − β₂ in single precision, as the device has it, is 1e-5 off
     assert len(ours.piece) > 0
 
 

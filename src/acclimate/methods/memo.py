@@ -75,8 +75,9 @@ class MEMO(Adapter):
         return logits
 
     def _views(self, x: Tensor) -> Iterator[Tensor]:
-        """Of each image in turn, made for as many of them at once as `_MOST` allows."""
-        for some in torch.split(x, max(1, _MOST // (self.views * x[0].numel()))):
+        """Of each image in turn; AugMix, which draws for each image by itself, makes those of many at once."""
+        at_once = max(1, _MOST // (self.views * x[0].numel())) if isinstance(self.augment, AugMix) else 1
+        for some in torch.split(x, at_once):
             views = self.augment(some.repeat_interleave(self.views, 0), self.generator)
             yield from torch.split(views, self.views)
 
