@@ -1,8 +1,8 @@
 """What stands around a step: `python -m benchmarks.overheads [--device cuda] [--out FOLDER]`.
 
 Importing the package against importing torch; the first call of a compiled adapter with an empty and with a filled
-cache, in processes of their own; a snapshot, a restore and a save against a step; images read a second by workers.
-Medians, with the spread (first to third quartile). Writes `overheads_DEVICE.json`.
+cache, in processes of their own; a snapshot, a restore and a save against a step; images read a second by workers that
+have started. Medians, with the spread (first to third quartile). Writes `overheads_DEVICE.json`.
 """
 
 from __future__ import annotations
@@ -134,8 +134,10 @@ def loading(device: str, images: int) -> list[dict[str, Any]]:
                 if workers > (os.cpu_count() or 2):
                     continue
                 stream = drawn("images", Part(domain), batch_size=64, workers=workers)
+                batches = iter(stream.on(device))
+                next(batches)  # until which the workers start
                 start = time.perf_counter()
-                count = sum(len(y) for _, y in stream.on(device))
+                count = sum(len(y) for _, y in batches)
                 spent = time.perf_counter() - start
                 found.append({"files": kind, "workers": workers, "images_per_second": count / spent})
     return found

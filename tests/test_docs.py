@@ -65,8 +65,9 @@ def test_the_cost_of_steps_is_the_committed_result() -> None:
     assert len(costs) == 4
     assert all(cost in README for cost in costs)
     assert steps.gains(results / "steps_h200.json") in page
-    assert overheads.markdown(results / "overheads_cpu.json") in page
-    assert precision.markdown(results / "precision_cpu.json") in page
+    for device in ("cpu", "h200"):
+        assert overheads.markdown(results / f"overheads_{device}.json") in page
+        assert precision.markdown(results / f"precision_{device}.json") in page
 
 
 def test_the_cost_of_segmenters_is_the_committed_result() -> None:

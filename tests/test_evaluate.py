@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from acclimate import ETA, MEMO, METHODS, Source, Tent, __version__
 from acclimate.cli import app
 from acclimate.evaluate import evaluate, run
-from acclimate.metrics import Meter
+from acclimate.metrics import Meter, Scores
 from acclimate.stream import Domain, Scenario
 
 
@@ -210,3 +210,21 @@ def test_the_other_commands(tmp_path: Path) -> None:
     assert wrong.exit_code == 2
     assert "choose from" in wrong.output.replace("\n", " ").replace("│", "").replace("  ", " ")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("batches", [1, 15, 16, 37])
+def test_scores_of_many_batches_are_those_of_each(batches: int) -> None:
+    generator = torch.Generator().manual_seed(batches)
+    logits = [3 * torch.randn(5, 4, generator=generator) for _ in range(batches)]
+    targets = [torch.randint(0, 4, (5,), generator=generator) for _ in range(batches)]
+    scores, meter = Scores(), Meter()
+    for z, y in zip(logits, targets, strict=True):
+        scores.update(z, y)
+        meter.update(z, y)
+    assert (
+        scores.score
+        == meter.accuracy
+        == pytest.approx(float((torch.cat(logits).argmax(1) == torch.cat(targets)).float().mean()))
+    )
+    assert scores.as_dict()["ece"] == pytest.approx(meter.ece)
+    assert scores.meter.total == 5 * batches

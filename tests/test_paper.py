@@ -116,6 +116,12 @@ def test_tables_over_corruptions(tmp_path: Path) -> None:
         assert len(lines) == 2 + 2 * methods
         assert sum(line.startswith("| MEMO, 1 images") for line in lines) == 1
         assert [line.split(" ")[1] for line in lines[2:6:2]] == ["Source", "BNAdapt" if methods == 13 else "Tent"]
+    kept = {file: file.stat().st_mtime_ns for file in tmp_path.glob("lifelong/memo-*/*.json")}
+    reproduce(RECIPES["single-domain"], scale, tmp_path)
+    assert kept
+    assert all(file.stat().st_mtime_ns == then for file, then in kept.items()), "one run of MEMO serves both tables"
+    assert not [*tmp_path.glob("single-domain/memo-*")]
+    assert "| MEMO, 1 images" in (tmp_path / "single-domain-vit.md").read_text()
     for name in ("mixed", "forgetting", "backwards"):
         reproduce(RECIPES[name], scale, tmp_path)
         assert (tmp_path / f"{name}.md").is_file()
@@ -400,6 +406,13 @@ def test_the_networks_for_cifar10_are_trained(name: str, tmp_path: Path) -> None
     x, y = open_suite(f"cifar10:{tmp_path / 'data'}").clean().images[3]
     assert torch.equal(x, torch.from_numpy(rows[5, 3].reshape(32, 32, 3)).movedim(-1, 0))
     assert y == 3
+    cifar10.corrupt(tmp_path / "data", tmp_path / "corrupted")
+    files = open_suite(f"cifar10-c:{tmp_path / 'corrupted'}")
+    assert len(files.shifts) == 15
+    dull, label = files.part("contrast", 5).images[3]  # drawn in to 0.15 of what it was
+    assert label == 3
+    assert float(dull.float().std()) == pytest.approx(0.15 * float(x.float().std()), rel=0.05)
+    assert torch.equal(files.clean().images[3][0], x)
     accuracy = cifar10.train(tmp_path / "data", name, tmp_path, epochs=1, batch=10)
     file = tmp_path / f"cifar10_{name}.safetensors"
     assert file.stat().st_size < 2_000_000
@@ -439,3 +452,14 @@ def test_networks_of_ours_come_from_files_too(tmp_path: Path) -> None:
     assert torch.equal(net.head.weight, halves["head.weight"].float())
     with pytest.raises(NetworkError, match="another network's weights"):
         load_network(f"cifar10-resnet={tmp_path / 'w.safetensors'}")
+
+
+def test_the_papers_marks_are_explained() -> None:
+    from acclimate.paper.recipe import _legend
+
+    rows = [["Tent (paper†)", "1"], ["EATAC†, all parameters", "2"], ["MEMO (paper*)", "3"]]
+    assert _legend(rows).strip() == (
+        "† single-domain adaptation: the network is reset before each corruption; "
+        "* episodic adaptation: the network is reset before each image."
+    )
+    assert _legend(rows[1:2]) == ""

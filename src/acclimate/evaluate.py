@@ -261,10 +261,11 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
         step = moment.step
         if not images:
             _check_labels(moment)
-        if device.type == "cuda":  # the peak is the adapter's, not the scores'
+        apart = device.type == "cuda" and scores.due(moment.logits)  # the peak is the adapter's, not the scores'
+        if apart:
             peak = max(peak, torch.cuda.max_memory_allocated(device))
         scores.update(moment.logits, moment.targets)
-        if device.type == "cuda":
+        if apart:
             torch.cuda.reset_peak_memory_stats(device)
         images += step.size
         forwards += step.forwards
@@ -280,6 +281,7 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
     adapter.settle()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+        peak = max(peak, torch.cuda.max_memory_allocated(device))
     spent += time.perf_counter() - since
     if not scores.meter.total:
         raise ValueError(f"{scenario.domains[0].name}: no pixel has a label that counts, so there is no score")

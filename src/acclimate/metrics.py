@@ -177,28 +177,62 @@ class Confusion:
 
 
 class Scores:
-    """A stream's predictions, scored: a classifier's, or a segmenter's at the resolution of its labels."""
+    """A stream's predictions, scored: a classifier's, or a segmenter's at the resolution of its labels.
+
+    A classifier's wait until there are `MOST` batches of them, and are scored together: one by one they would cost
+    more launches than many a step.
+    """
+
+    MOST = 16
 
     def __init__(self) -> None:
-        self.meter = Meter()
-        self.confusion: Confusion | None = None
+        self._meter = Meter()
+        self._confusion: Confusion | None = None
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+
+    def due(self, logits: Tensor) -> bool:
+        """Whether this batch, the next, will be scored at once, with those that wait."""
+        return len(self._waiting) >= self.MOST - 1 or logits.dim() > 2
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
         """Take in a batch."""
+        due = self.due(logits)
+        self._waiting.append((logits, targets))
+        if due:
+            self._score()
+
+    def _score(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        logits, targets = (torch.cat(each) for each in zip(*waiting, strict=True))
         if logits.dim() == 2:
-            self.meter.update(logits, targets)
+            self._meter.update(logits, targets)
             return
         z = resized(logits, targets)
-        if self.confusion is None:
-            self.confusion = Confusion(z.shape[1])
-        self.confusion.update(z.argmax(1), targets)
+        if self._confusion is None:
+            self._confusion = Confusion(z.shape[1])
+        self._confusion.update(z.argmax(1), targets)
         known = targets.to(z.device, non_blocking=True).long()
-        self.meter.update(z, known.masked_fill((known < 0) | (known >= z.shape[1]), IGNORE), ignore=IGNORE)
+        self._meter.update(z, known.masked_fill((known < 0) | (known >= z.shape[1]), IGNORE), ignore=IGNORE)
+
+    @property
+    def meter(self) -> Meter:
+        """Of everything so far."""
+        self._score()
+        return self._meter
+
+    @property
+    def confusion(self) -> Confusion | None:
+        """The same, a class; of segmenters."""
+        self._score()
+        return self._confusion
 
     @property
     def score(self) -> float:
         """What counts most: accuracy, or mIoU."""
-        return self.meter.accuracy if self.confusion is None else self.confusion.miou
+        confusion = self.confusion
+        return self._meter.accuracy if confusion is None else confusion.miou
 
     def as_dict(self) -> dict[str, Any]:
         """All numbers, by name."""

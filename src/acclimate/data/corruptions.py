@@ -31,7 +31,7 @@ from .jpeg import jpeg
 from .severities import SEVERITIES, Like
 from .textures import drop_shading, grey, ice, noise_like, plasma, tint
 
-__all__ = ["BENCHMARK", "CORRUPTIONS", "EXTRA", "corrupt"]
+__all__ = ["BENCHMARK", "CORRUPTIONS", "EXTRA", "corrupt", "corrupted"]
 
 Corruption: TypeAlias = Callable[..., Tensor]
 """Of images, a generator, and parameters that a severity names."""
@@ -51,6 +51,11 @@ def corrupt(x: Tensor, name: str, severity: int, generator: Generator, *, like: 
         raise ValueError(f"images of {x.shape[-2]}×{x.shape[-1]} pixels are too small to corrupt: 28 is the least")
     if x.numel() and not bool(((x >= 0) & (x <= 1)).all()):
         raise ValueError("corruptions take images in [0, 1]: undo the normalisation first")
+    return corrupted(x, name, severity, generator, like)
+
+
+def corrupted(x: Tensor, name: str, severity: int, generator: Generator, like: Like) -> Tensor:
+    """The same of what is known to be right: nothing is asked of the device."""
     return CORRUPTIONS[name](x, generator, *SEVERITIES[like][name][severity - 1]).clamp(0, 1)
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from torch import Generator, Tensor
 
 from ..stream import ImageSet, Part
-from .corruptions import BENCHMARK, EXTRA, corrupt
+from .corruptions import BENCHMARK, EXTRA, corrupted
 from .severities import Like
 
 __all__ = ["Corrupted"]
@@ -32,4 +32,4 @@ class Corrupted:
 
 
 def _change(shift: str, severity: int, like: Like, x: Tensor, generator: Generator) -> Tensor:
-    return corrupt(x, shift, severity, generator, like=like)
+    return corrupted(x, shift, severity, generator, like)

@@ -120,7 +120,7 @@ def _tell(recipes: Sequence[Recipe], scale: Scale, out: Path) -> None:
     for recipe in recipes:
         cases, seconds, images = recipe.plans(scale), 0.0, 0.0
         for case in cases:
-            run = Run(case.plan, out / recipe.name / case.name, first.get(case.plan.model))
+            run = Run(case.plan, case.folder(out, recipe.name), first.get(case.plan.model))
             first.setdefault(case.plan.model, run)
             run.check()
             key = case.plan.model, case.plan.batch_size

@@ -26,7 +26,7 @@ from ..methods import METHODS, Source
 from ..plan import Job, Plan, PlanError
 from ..results import Stored
 from ..tables import FORMATS
-from .published import paper_table_of
+from .published import paper_notes, paper_table_of
 from .scales import Scale
 
 __all__ = ["Case", "Found", "Measure", "Recipe", "Shown", "Tick", "reproduce"]
@@ -48,12 +48,18 @@ class Case:
     measure: Measure | None = None
     times: float = 1
     """About how often it goes through its images."""
+    home: str = ""
+    """Whose folder it is in, where several recipes have it; else its own recipe's."""
 
     @property
     def name(self) -> str:
         """Of its folder."""
         parts = [self.row, self.column, "" if self.x is None else f"{self.x:g}"]
         return re.sub(r"[^\w.+-]+", "-", " ".join(part for part in parts if part)).strip("-").lower()
+
+    def folder(self, out: Path, recipe: str) -> Path:
+        """Where its results go."""
+        return out / (self.home or recipe) / self.name
 
 
 @dataclass(frozen=True)
@@ -124,18 +130,17 @@ def reproduce(
     With several `processes`, methods and seeds run beside each other first, and `on_job` is told their number as each
     is done; times are then no measure of a method.
     """
-    folder = out / recipe.name
     if processes > 1:
-        _side_by_side(recipe, scale, folder, processes, on_job)
+        _side_by_side(recipe, scale, out, processes, on_job)
     first: dict[str, Run] = {}
     found: list[Found] = []
     for case in recipe.plans(scale):
-        run = Run(case.plan, folder / case.name, first.get(case.plan.model))
+        run = Run(case.plan, case.folder(out, recipe.name), first.get(case.plan.model))
         first.setdefault(case.plan.model, run)
         found.append(_carry_out(case, run, on_case))
     for model in first:
         if len(set().union(*(each.weights for each in found if each.case.plan.model == model))) > 1:
-            raise PlanError(f"{folder} has results of two networks that are both called {model}: choose another --out")
+            raise PlanError(f"{out} has results of two networks that are both called {model}: choose another --out")
     shown = recipe.show(found)
     if published := paper_table_of(recipe.name):
         shown.tables["paper"] = published
@@ -166,7 +171,7 @@ def _carry_out(case: Case, run: Run, on_case: Callable[[Case, int, Run], Tick] |
 
 
 def _side_by_side(
-    recipe: Recipe, scale: Scale, folder: Path, processes: int, on_job: Callable[[int], None] | None
+    recipe: Recipe, scale: Scale, out: Path, processes: int, on_job: Callable[[int], None] | None
 ) -> None:
     """Each method and seed of each case in a process; those that take longest begin."""
     jobs = [(METHODS[job.method].cost, case.name, job) for case in recipe.plans(scale) for job in case.plan.jobs()]
@@ -175,7 +180,7 @@ def _side_by_side(
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, spawn, torch.set_num_threads, (threads,))
     try:
-        waiting = [pool.submit(_one, recipe.name, scale, folder, name, job) for _, name, job in jobs]
+        waiting = [pool.submit(_one, recipe.name, scale, out, name, job) for _, name, job in jobs]
         for done in as_completed(waiting):
             done.result()
             if on_job is not None:
@@ -184,13 +189,13 @@ def _side_by_side(
         pool.shutdown(cancel_futures=True)
 
 
-def _one(recipe: str, scale: Scale, folder: Path, name: str, job: Job) -> None:
+def _one(recipe: str, scale: Scale, out: Path, name: str, job: Job) -> None:
     """In a process of its own."""
     from .recipes import RECIPES
 
     (case,) = (case for case in RECIPES[recipe].plans(scale) if case.name == name)
     alone = replace(case, plan=replace(case.plan, methods=(job.method,), seeds=(job.seed,)))
-    _carry_out(alone, Run(case.plan, folder / name), None)
+    _carry_out(alone, Run(case.plan, case.folder(out, recipe)), None)
 
 
 def _find_result(_: Case, run: Run, job: Job) -> Stored | None:
@@ -247,12 +252,18 @@ def _written(shown: Shown, out: Path, name: str) -> Iterator[Path]:
     for part, (header, rows) in shown.tables.items():
         for suffix, layout in ((".md", "markdown"), (".csv", "csv"), (".tex", "latex")):
             file = out / f"{name}{part and '-' + part}{suffix}"
-            write_text(file, FORMATS[layout](header, rows))
+            write_text(file, FORMATS[layout](header, rows) + (_legend(rows) if layout == "markdown" else ""))
             yield file
     for part, figure in shown.figures.items():
         file = out / f"{name}{part and '-' + part}.svg"
         figure.savefig(file, metadata={"Date": None})
         yield file
+
+
+def _legend(rows: Sequence[Sequence[str]]) -> str:
+    """What the marks of the paper's rows mean."""
+    told = [f"{mark} {note}" for mark, note in paper_notes().items() if any(f"(paper{mark})" in row[0] for row in rows)]
+    return f"\n{'; '.join(told)}.\n" if told else ""
 
 
 _KEPT = ("name", "accuracy", "ece", "forwards", "backwards", "seconds", "clean_accuracy", "kept", "gpu_memory")

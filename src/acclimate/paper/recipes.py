@@ -61,7 +61,10 @@ def noise(scale: Scale, network: Kind, method: str, arguments: Mapping[str, Any]
 
 
 def everything(scale: Scale, scenario: str) -> Iterator[Case]:
-    """All methods for classification, on both networks; those that take long on fewer images."""
+    """All methods for classification, on both networks; those that take long on fewer images.
+
+    Of a method that starts anew with each image, one run serves every scenario.
+    """
     for network in NETWORKS:
         methods = [name for name, method in METHODS.items() if method.task != "segmentation"]
         if network == "vit":
@@ -70,8 +73,9 @@ def everything(scale: Scale, scenario: str) -> Iterator[Case]:
         yield Case("all", scale.plan(network, *rest, scenario=scenario, probe="none"), network)
         for name in methods:
             if name in scale.few:
-                plan = scale.plan(network, name, scenario=scenario, probe="none", images=few(scale, name))
-                yield Case(shown(name), plan, network)
+                own, home = ("lifelong", "lifelong") if METHODS[name].episodic else (scenario, "")
+                plan = scale.plan(network, name, scenario=own, probe="none", images=few(scale, name))
+                yield Case(shown(name), plan, network, home=home)
 
 
 def few(scale: Scale, method: str) -> int | None:
