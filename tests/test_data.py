@@ -15,6 +15,7 @@ from acclimate.data.corruptions import BENCHMARK
 from acclimate.data.folders import ImageFolder, Preprocess, read_image
 from acclimate.data.imagenet import RENDITIONS, ImageNet, ImageNetC, ImageNetR
 from acclimate.data.on_the_fly import Corrupted
+from acclimate.stream import Drawn
 
 
 def picture(path: Path, seed: int = 0, size: tuple[int, int] = (48, 40)) -> None:
@@ -216,6 +217,8 @@ def test_suites_by_name(tmp_path: Path) -> None:
     on_the_fly = open_suite(f"corrupted:cifar10-c:{tmp_path / 'cifar'}")
     assert on_the_fly.shifts == BENCHMARK
     assert len(on_the_fly.part("snow", 1).images) == 6
+    assert on_the_fly.like == "cifar-c"
+    assert open_suite("digits").like == "imagenet-c"
     with pytest.raises(DataError, match="ImageNet-C has no clean images"):
         open_suite(f"corrupted:imagenet-c:{imagenet_c(tmp_path / 'c')}")
     with pytest.raises(DataError, match=f"no data set 'magic': expected one of {', '.join(SUITES)}"):
@@ -224,3 +227,24 @@ def test_suites_by_name(tmp_path: Path) -> None:
         open_suite("imagenet-c")
     with pytest.raises(DataError, match="there is no folder"):
         open_suite(f"imagenet-c-5k:{tmp_path / 'no'}")
+
+
+def test_images_of_one_array_are_read_a_batch_at_a_time(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    np.save(tmp_path / "labels.npy", np.arange(50) % 10)
+    for shift in ("fog", "contrast"):
+        np.save(tmp_path / f"{shift}.npy", generator.integers(0, 256, (50, 32, 32, 3), dtype=np.uint8))
+    suite = CIFARC(tmp_path)
+    fog, contrast = suite.part("fog", 2), suite.part("contrast", 5)
+    for parts, picks in (
+        ([fog], [(0, 3), (0, 9), (0, 3), (0, 0), (0, 7)]),
+        ([fog, contrast], [(0, 3), (1, 9), (1, 3), (0, 0), (0, 7)]),
+    ):
+        found = [*Drawn("some", parts, picks, batch_size=2).on("cpu")]
+        assert [len(y) for _, y in found] == [2, 2, 1]
+        x, y = torch.cat([x for x, _ in found]), torch.cat([y for _, y in found])
+        assert y.dtype == torch.int64
+        for row, (part, image) in enumerate(picks):
+            expected, label = parts[part].images[image]
+            assert torch.equal(x[row], expected.float() / 255)
+            assert int(y[row]) == label

@@ -18,11 +18,12 @@ from acclimate.data import DataError, open_suite
 from acclimate.evaluate import evaluate
 from acclimate.experiment import Run
 from acclimate.paper import studies
-from acclimate.paper.recipe import Case, Recipe, Shown, reproduce
+from acclimate.paper.recipe import Case, Recipe, Shown, reproduce, side_by_side
 from acclimate.paper.recipes import RECIPES
 from acclimate.paper.scales import SCALES, Scale
 from acclimate.plan import Job, PlanError
 from acclimate.zoo import NetworkError, load_network
+from benchmarks.paper import filled
 
 DATA = {"paper": "imagenet-c:/data,/clean", "5k": "imagenet-c-5k:/data,/clean", "cifar10": "cifar10:/data"}
 TINY = {"images": 32, "batch_size": 16, "source_images": 16, "probe_images": 16}
@@ -84,6 +85,7 @@ def test_epsilon_is_told_for_a_thousand_classes() -> None:
         "sweep-fisher",
         "held-out",
         "indicator",
+        "uncertain",
         "parameters",
         "selected",
         "toy",
@@ -116,6 +118,16 @@ def test_tables_over_corruptions(tmp_path: Path) -> None:
         assert len(lines) == 2 + 2 * methods
         assert sum(line.startswith("| MEMO, 1 images") for line in lines) == 1
         assert [line.split(" ")[1] for line in lines[2:6:2]] == ["Source", "BNAdapt" if methods == 13 else "Tent"]
+    page = (
+        "# Results\n\n<!-- lifelong: resnet -->\nof yesterday\n<!-- end -->\n\n<!-- lifelong-vit.md -->\n<!-- end -->\n"
+    )
+    new = filled(page, tmp_path)
+    assert "of yesterday" not in new
+    assert filled(new, tmp_path) == new
+    lines = new.split("<!-- end -->")[0].splitlines()
+    assert len([line for line in lines if line.startswith("| ")]) == 2 + 13
+    assert next(line for line in lines if line.startswith("| EATA ")).endswith("| 48.4 | 14.3 | 50,000 | 29,721 |")
+    assert (tmp_path / "lifelong-vit.md").read_text().strip() in new
     kept = {file: file.stat().st_mtime_ns for file in tmp_path.glob("lifelong/memo-*/*.json")}
     reproduce(RECIPES["single-domain"], scale, tmp_path)
     assert kept
@@ -157,7 +169,9 @@ def test_several_processes_measure_the_same(tmp_path: Path) -> None:
     told: list[int] = []
     for processes in (1, 2):
         out = tmp_path / str(processes)
-        reproduce(RECIPES["calibration"], tiny(images=16), out, processes=processes, on_job=told.append)
+        if processes > 1:
+            side_by_side([RECIPES["calibration"]] * 2, tiny(images=16), out, processes, told.append)
+        reproduce(RECIPES["calibration"], tiny(images=16), out)
     assert told == [4] * 4
     one, two = ((tmp_path / f"{n}" / "calibration.md").read_text() for n in (1, 2))
     assert one == two

@@ -41,10 +41,9 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self.fine = torch.zeros(3, len(_EDGES) + 1, dtype=torch.float64)
-        """Counts, and sums of confidence and of right predictions, a fine bin of confidence."""
-        self.sums = torch.zeros(2, dtype=torch.float64)
-        """Of −log p_y and of the Brier score."""
+        self.fine = torch.zeros(5, len(_EDGES) + 1, dtype=torch.float64)
+        """Counts, and sums of confidence, of right predictions, of −log p_y and of the Brier score, a fine bin of
+        confidence. One sample is added after the other, so that it does not matter in which groups they come."""
         self.edges = _EDGES
 
     @torch.no_grad()
@@ -62,14 +61,13 @@ class Meter:
         right = (predicted == y).double()
         own = log_p.gather(1, y[:, None])[:, 0]
         index = torch.bucketize(sure, self.edges)  # right-closed
-        for row, values in zip(self.fine, (torch.ones_like(sure), sure, right), strict=True):
-            row.index_add_(0, index, counted * values)
         brier = p.square().sum(1) - 2 * own.exp() + 1
-        self.sums += torch.stack([(counted * -own).sum(), (counted * brier).sum()])
+        for row, values in zip(self.fine, (torch.ones_like(sure), sure, right, -own, brier), strict=True):
+            row.index_add_(0, index, counted * values)
 
     def _move(self, device: torch.device) -> None:
         if self.fine.device != device:
-            self.fine, self.sums, self.edges = (t.to(device) for t in (self.fine, self.sums, self.edges))
+            self.fine, self.edges = self.fine.to(device), self.edges.to(device)
 
     @property
     def total(self) -> float:
@@ -79,7 +77,7 @@ class Meter:
     @property
     def bins(self) -> Tensor:
         """Counts, sums of confidence and of right predictions in fifteen equal bins: (3, 15)."""
-        fine = self.fine.cpu()
+        fine = self.fine[:3].cpu()
         upper = torch.cat([_EDGES, _EDGES.new_ones(1)])
         coarse = torch.bucketize(upper, torch.arange(1, BINS, dtype=torch.float64) / BINS + 1e-12)
         return torch.zeros(3, BINS, dtype=torch.float64).index_add_(1, coarse, fine)
@@ -97,7 +95,7 @@ class Meter:
     @property
     def adaptive_ece(self) -> float:
         """The same over fifteen bins of equally many predictions; one that straddles a border is shared out."""
-        count, confident, correct = self.fine.cpu()
+        count, confident, correct = self.fine[:3].cpu()
         total = count.sum()
         reached = torch.cat([count.new_zeros(1), count.cumsum(0)])
         borders = torch.arange(BINS + 1, dtype=torch.float64) * total / BINS
@@ -108,12 +106,12 @@ class Meter:
     @property
     def nll(self) -> float:
         """Mean −log p of the true class."""
-        return float(self.sums[0] / self.fine[0].sum())
+        return float(self.fine[3].sum() / self.fine[0].sum())
 
     @property
     def brier(self) -> float:
         """Mean squared distance between the prediction and the one-hot truth."""
-        return float(self.sums[1] / self.fine[0].sum())
+        return float(self.fine[4].sum() / self.fine[0].sum())
 
     @property
     def aurc(self) -> float:
@@ -121,7 +119,7 @@ class Meter:
 
         Within a fine bin errors count as spread evenly.
         """
-        count, _, correct = self.fine.cpu().flip(1)
+        count, _, correct = self.fine[:3].cpu().flip(1)
         wrong = count - correct
         before, errors = count.cumsum(0) - count, wrong.cumsum(0) - wrong
         rate = wrong / count.clamp(min=1e-12)
@@ -136,7 +134,7 @@ class Meter:
 
     def __add__(self, other: Meter) -> Meter:
         both = Meter()
-        both.fine, both.sums = self.fine.cpu() + other.fine.cpu(), self.sums.cpu() + other.sums.cpu()
+        both.fine = self.fine.cpu() + other.fine.cpu()
         return both
 
 

@@ -107,7 +107,8 @@ def _corrupted(path: str, preprocess: Preprocess | None) -> Suite:
         images = suite.part(suite.shifts[0], 1).images
     if isinstance(images, Scenes):
         return Weathered(f"corrupted {suite.name}", images)
-    return Corrupted(f"corrupted {suite.name}", images, suite.classes)
+    small = path.startswith("cifar")  # which has severities of its own
+    return Corrupted(f"corrupted {suite.name}", images, suite.classes, like="cifar-c" if small else "imagenet-c")
 
 
 SUITES: dict[str, tuple[Callable[[str, Preprocess | None], Suite], str]] = {

@@ -64,7 +64,7 @@ def run_recipes(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is needed and what it costs, and stop.")] = False,
 ) -> None:
     """Measure tables and figures of the paper again; each writes its numbers, a table or a figure."""
-    from .recipe import reproduce
+    from .recipe import reproduce, side_by_side
     from .recipes import RECIPES
     from .scales import SCALES
 
@@ -84,6 +84,14 @@ def run_recipes(
         _tell(chosen, at, out / at.name)
         if dry_run:
             return
+        if processes > 1:
+            with progress_bars() as progress:
+                beside = progress.add_task("side by side", total=None, note="")
+
+                def done(total: int, progress: Any = progress, task: Any = beside) -> None:
+                    progress.update(task, advance=1, total=total)
+
+                side_by_side(chosen, at, out / at.name, processes, done)
         for recipe in chosen:
             with progress_bars() as progress:
 
@@ -92,13 +100,7 @@ def run_recipes(
                     task = progress.add_task(case.name[:28], total=total, note="")
                     return lambda note: progress.update(task, advance=1, note=note)
 
-                beside = progress.add_task(recipe.name, total=None, note="side by side", visible=processes > 1)
-
-                def done(total: int, progress: Any = progress, task: Any = beside) -> None:
-                    progress.update(task, advance=1, total=total)
-
-                telling: dict[str, Any] = {"command": command, "on_case": begin, "on_job": done}
-                written = reproduce(recipe, at, out / at.name, processes=processes, **telling)
+                written = reproduce(recipe, at, out / at.name, command=command, on_case=begin)
             for file in written:
                 if file.suffix == ".md":
                     typer.echo(f"\n{recipe.title}\n\n{file.read_text()}")

@@ -116,23 +116,25 @@ def by_domain(what: str) -> Layout:
     return show
 
 
-def curves(axis: str) -> Layout:
-    """Accuracy and ECE along something that each case measured."""
+def curves(axis: str, **panels: tuple[str, float]) -> Layout:
+    """What each case measured along something, a panel a name: its head, and a factor."""
 
     def show(found: Sequence[Found]) -> Shown:
-        table, names = [], {"accuracy": "Acc.", "ece": "ECE"}
+        table = []
         with mpl.rc_context(STYLE):
             figure = Figure(figsize=(8.4, 3.2), layout="constrained")
-            panels = {name: figure.add_subplot(1, 2, place + 1) for place, name in enumerate(names)}
+            places = {name: figure.add_subplot(1, len(panels), place) for place, name in enumerate(panels, 1)}
             for each in found:
                 told = _averaged(each.values)
-                for name, axes in panels.items():
-                    _line(axes, each.case.row, [*zip(told["batches"], (100 * v for v in told[name]), strict=True)])
-                    axes.set(xlabel=axis, ylabel=f"{names[name]} (%)")
-                for batches, accuracy, ece in zip(told["batches"], told["accuracy"], told["ece"], strict=True):
-                    table.append([each.case.row, f"{batches:.0f}", f"{100 * accuracy:.1f}", f"{100 * ece:.1f}"])
-            axes.legend()
-        return Shown({"": (["", axis, *names.values()], table)}, {"": figure})
+                for name, (head, factor) in panels.items():
+                    line = [*zip(told["batches"], (factor * value for value in told[name]), strict=True)]
+                    _line(places[name], each.case.row, line)
+                    places[name].set(xlabel=axis, ylabel=head)
+                for place, batches in enumerate(told["batches"]):
+                    values = [f"{factor * told[name][place]:,.1f}" for name, (_, factor) in panels.items()]
+                    table.append([each.case.row, f"{batches:.0f}", *values])
+            [*places.values()][-1].legend()
+        return Shown({"": (["", axis, *(head for head, _ in panels.values())], table)}, {"": figure})
 
     return show
 

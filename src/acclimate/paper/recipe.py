@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from ..data.corruptions import BENCHMARK
 from ..evaluate import Result, origin
 from ..experiment import Run
 from ..files import write_text
@@ -29,7 +30,7 @@ from ..tables import FORMATS
 from .published import paper_notes, paper_table_of
 from .scales import Scale
 
-__all__ = ["Case", "Found", "Measure", "Recipe", "Shown", "Tick", "reproduce"]
+__all__ = ["Case", "Found", "Measure", "Recipe", "Shown", "Tick", "reproduce", "side_by_side"]
 
 Tick = Callable[[str], None]
 """Told after each batch, with a note."""
@@ -122,16 +123,8 @@ def reproduce(
     *,
     command: str = "",
     on_case: Callable[[Case, int, Run], Tick] | None = None,
-    processes: int = 1,
-    on_job: Callable[[int], None] | None = None,
 ) -> list[Path]:
-    """Measure what is not there yet, and write tables, figures and one file of numbers; returns what was written.
-
-    With several `processes`, methods and seeds run beside each other first, and `on_job` is told their number as each
-    is done; times are then no measure of a method.
-    """
-    if processes > 1:
-        _side_by_side(recipe, scale, out, processes, on_job)
+    """Measure what is not there yet, and write tables, figures and one file of numbers; returns what was written."""
     first: dict[str, Run] = {}
     found: list[Found] = []
     for case in recipe.plans(scale):
@@ -170,21 +163,33 @@ def _carry_out(case: Case, run: Run, on_case: Callable[[Case, int, Run], Tick] |
     return Found(case, found) if case.measure is None else Found(case, measured=found)
 
 
-def _side_by_side(
-    recipe: Recipe, scale: Scale, out: Path, processes: int, on_job: Callable[[int], None] | None
+def side_by_side(
+    recipes: Iterable[Recipe],
+    scale: Scale,
+    out: Path,
+    processes: int,
+    on_job: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Each method and seed of each case in a process; those that take longest begin."""
-    jobs = [(METHODS[job.method].cost, case.name, job) for case in recipe.plans(scale) for job in case.plan.jobs()]
-    jobs.sort(key=lambda each: each[0], reverse=True)
+    """Measure what recipes need, each method and seed of each case in a process; those that take longest begin.
+
+    `on_job` is told their number as each is done. Times are no measure of a method then.
+    """
+    jobs: dict[tuple[Path, Job], tuple[float, str, str]] = {}  # two recipes may share a case
+    for recipe in recipes:
+        for case in recipe.plans(scale):
+            for job in case.plan.jobs():
+                domains = len(case.plan.shifts or BENCHMARK)
+                cost = case.times * domains * sum(METHODS[job.method].cost) * (case.plan.images or scale.clean)
+                jobs.setdefault((case.folder(out, recipe.name), job), (cost, recipe.name, case.name))
+    longest_first = sorted(jobs.items(), key=lambda each: each[1][0], reverse=True)
     threads = max(1, (os.cpu_count() or 1) // processes)
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, spawn, torch.set_num_threads, (threads,))
     try:
-        waiting = [pool.submit(_one, recipe.name, scale, out, name, job) for _, name, job in jobs]
+        waiting = [pool.submit(_one, recipe, scale, out, name, job) for (_, job), (_, recipe, name) in longest_first]
         for done in as_completed(waiting):
             done.result()
-            if on_job is not None:
-                on_job(len(waiting))
+            on_job(len(waiting))
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -254,7 +254,11 @@ LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
 """Entropy, or L_c, on every sample."""
 
 
-@recipe("held-out", "Figure 11a: the adapted network on a fifth that it did not see", curves("batches"))
+@recipe(
+    "held-out",
+    "Figure 11a: the adapted network on a fifth that it did not see",
+    curves("batches", accuracy=("Acc. (%)", 100), ece=("ECE (%)", 100)),
+)
 def _(scale: Scale) -> Iterator[Case]:
     for row, (method, arguments) in LOSSES.items():
         yield Case(row, noise(scale, "vit", method, arguments), measure=studies.held_out, times=2)
@@ -274,6 +278,16 @@ def _(scale: Scale) -> Iterator[Case]:
 @recipe("indicator", "Table 8: the data-uncertainty indicator along the stream", indicators)
 def _(scale: Scale) -> Iterator[Case]:
     yield Case("EATAC", noise(scale, "vit", "eata-c"), measure=studies.indicator, times=10)
+
+
+@recipe(
+    "uncertain",
+    "Figure C: samples of disagreeing predictions along the stream, adapting by consistency alone",
+    curves("batches", uncertain=("#Uncertain", 1), right=("misclassified among them (%)", 100)),
+)
+def _(scale: Scale) -> Iterator[Case]:
+    row, method = "consistency alone", LOSSES["consistency alone"]
+    yield Case(row, noise(scale, "vit", *method), measure=studies.indicator, times=10)
 
 
 @recipe(

@@ -1,0 +1,80 @@
+"""The tables of docs/results.md, out of what `acclimate paper run` wrote: `python -m benchmarks.paper`.
+
+A block of the page between `<!-- lifelong: resnet -->` and `<!-- end -->` is that recipe's table for that network, our
+averages with the paper's beside; between `<!-- ablation.md -->` and `<!-- end -->` it is that file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from acclimate.paper.published import PaperRow, paper_notes, paper_rows
+
+RESULTS = Path(__file__).parent / "results" / "paper"
+PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+NETWORKS = {"resnet": "resnet50", "vit": "vit-base"}
+HEADER = ("method", "Acc.", "ECE", "#Forwards", "#Backwards", "paper: Acc.", "ECE", "#Forwards", "#Backwards")
+
+
+def comparison(file: Path, network: str) -> str:
+    """Averages over domains, mean and deviation over seeds, of each method on a network; the paper's on ImageNet-C."""
+    content = json.loads(file.read_text())
+    scenario = content["recipe"]
+    paper = {
+        row.method: row
+        for row in paper_rows()
+        if (row.data, row.scenario, row.network) == ("imagenet-c", scenario, NETWORKS[network])
+    }
+    methods: dict[str, list[Mapping[str, Any]]] = {}
+    for case in content["cases"]:
+        if case["column"] == network:
+            for result in case["results"]:
+                methods.setdefault(result["method"], []).append(result)
+    lines = [_ours(name, results) + _theirs(paper.get(name)) for name, results in methods.items()]
+    notes = [f"{mark} {told}" for mark, told in paper_notes().items() if any(line[-4].endswith(mark) for line in lines)]
+    table = [HEADER, ["---"] + ["---:"] * (len(HEADER) - 1), *lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in table) + (f"\n\n{'; '.join(notes)}." if notes else "")
+
+
+def _ours(name: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
+    domains = len(results[0]["domains"])
+    counts = [f"{mean(r[count] for r in results) / domains:,.0f}" for count in ("forwards", "backwards")]
+    return [name, *(_over([100 * r[score] for r in results]) for score in ("accuracy", "ece")), *counts]
+
+
+def _theirs(row: PaperRow | None) -> list[str]:
+    if row is None:
+        return ["–"] * 4
+    counts = ["–" if count is None else f"{count:,}" for count in (row.forwards, row.backwards)]
+    return [f"{row.average[0]:.1f}{row.note}", f"{row.average[1]:.1f}", *counts]
+
+
+def _over(values: Sequence[float]) -> str:
+    """Mean and deviation over seeds."""
+    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def filled(page: str, results: Path = RESULTS) -> str:
+    """The page with its blocks as the results have them."""
+
+    def block(found: re.Match[str]) -> str:
+        name = found[1]
+        recipe, _, network = name.partition(": ")
+        made = comparison(results / f"{recipe}.json", network) if network else (results / name).read_text().strip()
+        return f"<!-- {name} -->\n{made}\n<!-- end -->"
+
+    return re.sub(r"<!-- (.+?) -->\n.*?<!-- end -->", block, page, flags=re.DOTALL)
+
+
+def main() -> None:
+    """Write the page anew."""
+    PAGE.write_text(filled(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()
