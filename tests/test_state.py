@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
+from cases import CASES
 from networks import images, make, stream
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -245,3 +247,14 @@ def test_a_state_crosses_devices(tmp_path: Path) -> None:
     here.reset()
     for a, x in zip(first, batches, strict=True):
         torch.testing.assert_close(a, here(x.cuda()).cpu())
+
+
+@pytest.mark.parametrize("name", ["tent", "tea"])
+def test_a_pickled_adapter_goes_on(name: str) -> None:
+    case = CASES[name]
+    adapter = case.method(make("bn"), **case.arguments())
+    first, second = stream()[:2]
+    adapter(first)
+    again = pickle.loads(pickle.dumps(adapter))
+    assert again.piece.adapter is again
+    assert torch.equal(again(second), adapter(second))

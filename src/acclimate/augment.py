@@ -101,7 +101,7 @@ class Views:
 
 def several(augment: Augment, x: Tensor, count: int, generator: Generator) -> Tensor:
     """So many views of the batch by any augmentation."""
-    if isinstance(augment, Views):
+    if isinstance(augment, Views) and type(augment).__call__ is Views.__call__:
         return augment.several(x, count, generator)
     return torch.cat([augment(x, generator) for _ in range(count)])
 

@@ -263,7 +263,7 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
             _check_labels(moment)
         apart = device.type == "cuda" and scores.due(moment.logits)  # the peak is the adapter's, not the scores'
         if apart:
-            peak = max(peak, torch.cuda.max_memory_allocated(device))
+            peak = max(peak, _peak(device))
         scores.update(moment.logits, moment.targets)
         if apart:
             torch.cuda.reset_peak_memory_stats(device)
@@ -274,14 +274,17 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
         kept += step.size * step.kept.float().mean() if step.kept is not None else step.size * step.taken
         if on_batch is not None:
             if time.perf_counter() - read > 0.5:  # a look at the device, which waits for it
+                peak = max(peak, _peak(device))
                 accuracy, read = scores.score, time.perf_counter()
+                if device.type == "cuda":
+                    torch.cuda.reset_peak_memory_stats(device)
             spent += time.perf_counter() - since
             on_batch(moment, accuracy)
             since = time.perf_counter()
     adapter.settle()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        peak = max(peak, torch.cuda.max_memory_allocated(device))
+    peak = max(peak, _peak(device))
     spent += time.perf_counter() - since
     if not scores.meter.total:
         raise ValueError(f"{scenario.domains[0].name}: no pixel has a label that counts, so there is no score")
@@ -297,6 +300,10 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
         gpu_memory=peak / 2**20 if device.type == "cuda" else None,
         process_memory=process_memory(),
     )
+
+
+def _peak(device: torch.device) -> int:
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 
 def _check_labels(moment: Moment) -> None:

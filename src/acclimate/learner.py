@@ -123,9 +123,9 @@ class Learner(Stateful, ABC):
         try:
             yield
         finally:
-            copy_all([p.detach() for p in self.adapted], found)
             if self.optimizer is not None:
                 self.optimizer.state.clear()
+            copy_all([p.detach() for p in self.adapted], found)
 
     @contextmanager
     def learning(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ suite = open_suite("digits")
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .folders import DataError, ImageFolder, Preprocess, Tensors
@@ -50,10 +51,11 @@ def _imagenet_r(path: str, preprocess: Preprocess | None) -> Suite:
 
 
 def _cifar10(path: str, preprocess: Preprocess | None) -> Suite:  # noqa: ARG001
-    from .cifar import clean_images
+    from .cifar import CIFARC, clean_images
     from .on_the_fly import Corrupted
 
-    return Corrupted("cifar10", clean_images(path), like="cifar-c")
+    made = Path(path) / "corrupted"  # python -m recipes.cifar10 corrupt
+    return CIFARC(made, "cifar10") if made.is_dir() else Corrupted("cifar10", clean_images(path), like="cifar-c")
 
 
 def _cifar10_c(path: str, preprocess: Preprocess | None) -> Suite:  # noqa: ARG001
@@ -117,7 +119,7 @@ SUITES: dict[str, tuple[Callable[[str, Preprocess | None], Suite], str]] = {
     "imagenet-c": (_imagenet_c, "imagenet-c:FOLDER[,CLEAN], the published files; CLEAN is the validation folder"),
     "imagenet-c-5k": (_imagenet_c_5k, "the same, five fixed images of each class"),
     "imagenet-r": (_imagenet_r, "imagenet-r:FOLDER, renditions of 200 classes"),
-    "cifar10": (_cifar10, "cifar10:FOLDER with clean.npy and labels.npy, corrupted on the fly"),
+    "cifar10": (_cifar10, "cifar10:FOLDER with clean.npy and labels.npy, corrupted on the fly or beforehand"),
     "cifar10-c": (_cifar10_c, "cifar10-c:FOLDER of .npy files"),
     "cifar100-c": (_cifar100_c, "cifar100-c:FOLDER of .npy files"),
     "corrupted": (_corrupted, "corrupted:NAME:FOLDER, any of these, its clean images corrupted on the fly"),

@@ -11,7 +11,7 @@ ImageNet-C-style, never ImageNet-C: the files of that data set were made with ot
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,7 @@ from .jpeg import jpeg
 from .severities import SEVERITIES, Like
 from .textures import drop_shading, grey, ice, noise_like, plasma, tint
 
-__all__ = ["BENCHMARK", "CORRUPTIONS", "EXTRA", "corrupt", "corrupted"]
+__all__ = ["BENCHMARK", "CORRUPTIONS", "EXTRA", "corrupt", "corrupted", "parameters_of"]
 
 Corruption: TypeAlias = Callable[..., Tensor]
 """Of images, a generator, and parameters that a severity names."""
@@ -39,24 +39,30 @@ Corruption: TypeAlias = Callable[..., Tensor]
 
 def corrupt(x: Tensor, name: str, severity: int, generator: Generator, *, like: Like = "imagenet-c") -> Tensor:
     """A corrupted copy of a batch of images in [0, 1], of any size from 28 pixels and any number of channels."""
-    if name not in CORRUPTIONS:
-        raise ValueError(f"no corruption {name!r}: expected one of {', '.join(CORRUPTIONS)}")
-    if severity not in (1, 2, 3, 4, 5):
-        raise ValueError(f"severity={severity}: expected 1 to 5")
-    if like not in SEVERITIES:
-        raise ValueError(f"like={like!r}: expected one of {', '.join(SEVERITIES)}")
+    parameters_of(name, severity, like)
     if x.dim() != 4 or not x.is_floating_point():
         raise ValueError(f"expected floating-point images of shape (B, C, H, W), got {x.dtype} of {tuple(x.shape)}")
-    if min(x.shape[-2:]) < 28:
-        raise ValueError(f"images of {x.shape[-2]}×{x.shape[-1]} pixels are too small to corrupt: 28 is the least")
     if x.numel() and not bool(((x >= 0) & (x <= 1)).all()):
         raise ValueError("corruptions take images in [0, 1]: undo the normalisation first")
     return corrupted(x, name, severity, generator, like)
 
 
 def corrupted(x: Tensor, name: str, severity: int, generator: Generator, like: Like) -> Tensor:
-    """The same of what is known to be right: nothing is asked of the device."""
-    return CORRUPTIONS[name](x, generator, *SEVERITIES[like][name][severity - 1]).clamp(0, 1)
+    """The same of images that are known to lie in [0, 1]: nothing is asked of the device."""
+    if min(x.shape[-2:]) < 28:
+        raise ValueError(f"images of {x.shape[-2]}×{x.shape[-1]} pixels are too small to corrupt: 28 is the least")
+    return CORRUPTIONS[name](x, generator, *parameters_of(name, severity, like)).clamp(0, 1)
+
+
+def parameters_of(name: str, severity: int, like: Like) -> tuple[Any, ...]:
+    """What a corruption takes at a severity."""
+    if name not in CORRUPTIONS:
+        raise ValueError(f"no corruption {name!r}: expected one of {', '.join(CORRUPTIONS)}")
+    if severity not in (1, 2, 3, 4, 5):
+        raise ValueError(f"severity={severity}: expected 1 to 5")
+    if like not in SEVERITIES:
+        raise ValueError(f"like={like!r}: expected one of {', '.join(SEVERITIES)}")
+    return SEVERITIES[like][name][severity - 1]
 
 
 def gaussian_noise(x: Tensor, generator: Generator, sigma: float) -> Tensor:
@@ -194,9 +200,10 @@ def _corners_moved(x: Tensor, furthest: float, generator: Generator) -> Tensor:
     before = x.new_tensor([[*corner, 1.0] for corner in corners]).expand(len(x), 3, 3)
     moved = 2 * torch.rand(len(x), 3, 2, generator=generator, device=x.device, dtype=x.dtype) - 1
     after = before + F.pad(furthest * moved, (0, 1))
-    back = torch.linalg.solve(after, before).mT  # columns of points: before = back @ after
-    unit = x.new_tensor([[2 / (width - 1), 0, -1], [0, 2 / (height - 1), -1], [0, 0, 1]])
-    matrix = unit @ back @ torch.linalg.inv(unit)
+    back = torch.linalg.solve_ex(after, before)[0].mT  # columns of points: before = back @ after
+    right, low = (width - 1) / 2, (height - 1) / 2
+    unit = x.new_tensor([[1 / right, 0, -1], [0, 1 / low, -1], [0, 0, 1]])  # pixels to coordinates from −1 to 1
+    matrix = unit @ back @ x.new_tensor([[right, 0, right], [0, low, low], [0, 0, 1]])
     grid = F.affine_grid(matrix[:, :2], list(x.shape), align_corners=True)
     return F.grid_sample(x, grid, padding_mode="reflection", align_corners=True)
 

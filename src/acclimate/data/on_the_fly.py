@@ -7,7 +7,7 @@ from functools import partial
 from torch import Generator, Tensor
 
 from ..stream import ImageSet, Part
-from .corruptions import BENCHMARK, EXTRA, corrupted
+from .corruptions import BENCHMARK, EXTRA, corrupted, parameters_of
 from .severities import Like
 
 __all__ = ["Corrupted"]
@@ -24,6 +24,7 @@ class Corrupted:
 
     def part(self, shift: str, severity: int) -> Part:
         """One corruption at one severity."""
+        parameters_of(shift, severity, self.like)
         return Part(self.images, partial(_change, shift, severity, self.like))
 
     def clean(self) -> Part:

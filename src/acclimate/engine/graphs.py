@@ -317,6 +317,9 @@ class Graphs:
     def __deepcopy__(self, memo: dict[int, Any]) -> Graphs:
         return Graphs(memo[id(self.adapter)])
 
+    def __reduce__(self) -> tuple[type[Graphs], tuple[Adapter]]:
+        return Graphs, (self.adapter,)
+
     def _record(self, adapt: Adapt, x: Tensor) -> _Recorded:
         if not self.adapter.can_wait:
             name = type(self.adapter.optimizer).__name__
@@ -353,14 +356,14 @@ class Graphs:
     def settings(self) -> Iterator[Hashable]:
         """The same, without the method's state."""
         adapter = self.adapter
-        yield sum(p._version for p in adapter.frozen.values())
+        yield from ((p.data_ptr(), p._version) for p in adapter.frozen.values())
+        yield from (p.data_ptr() for p in adapter.adapted)
         for holder in (adapter, *self._selectors):
             yield from ((k, v) for k, v in vars(holder).items() if isinstance(v, (int, float, str, Scaled)))
         if adapter.optimizer is not None:
             for group in adapter.optimizer.param_groups:
                 yield tuple((k, v) for k, v in group.items() if k != "params")
             for p in (adapter.adapted[0], adapter.adapted[-1]):
-                yield p.data_ptr()
                 yield from (v.data_ptr() for v in adapter.optimizer.state[p].values() if isinstance(v, Tensor))
 
 

@@ -26,6 +26,7 @@ Work: TypeAlias = Callable[..., Any]
 """Tensors to a tensor or a tuple of them; the last argument may be a generator on their device."""
 
 _WARM_UP = 2  # calls that run as they are
+_MOST = 8  # shapes of inputs
 
 
 class _Piece(Part):
@@ -84,7 +85,8 @@ class Pieces:
             return work(*inputs, *([] if generator is None else [generator]))
         key = (work.__name__, *((t.shape, t.dtype, t.stride()) for t in inputs))
         self._seen[key] = self._seen.get(key, 0) + 1
-        if self._seen[key] <= _WARM_UP:
+        crowded = key not in self._pieces and len(self._pieces) >= _MOST
+        if crowded or self._seen[key] <= _WARM_UP:
             return work(*inputs, *([] if generator is None else [generator]))
         places = (*self.adapter.graphs.settings(), *(t.data_ptr() for t in reads))
         if self._places != places:
@@ -105,6 +107,9 @@ class Pieces:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pieces:
         return Pieces(memo[id(self.adapter)])
+
+    def __reduce__(self) -> tuple[type[Pieces], tuple[Adapter]]:
+        return Pieces, (self.adapter,)
 
     def _recorded(self, work: Work, inputs: Sequence[Tensor], generator: Generator | None) -> _Piece:
         device = inputs[0].device

@@ -104,7 +104,8 @@ def _(scale: Scale) -> Iterator[Case]:
         "resnet": {**unscaled, "eta-c": {"epsilon": 0.07}, "eata-c": {"epsilon": 0.07}},
         "vit": {**unscaled, "eta-c": {"epsilon": 0.05}, "eata-c": {"epsilon": 0.05}},
     }
-    return everything(replace(scale, settings=settings), "single-domain")
+    for case in everything(replace(scale, settings=settings), "single-domain"):
+        yield replace(case, home="")  # of other data
 
 
 @recipe("mixed", "Table 9: fifteen corruptions mixed, levels 3 and 5", grid("accuracy", "ece"))
