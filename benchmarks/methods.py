@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acclimate import METHODS, Adapter
+from acclimate import METHODS, SAR, Adapter
 
 from .command import command, write
 from .steps import Share, networks
@@ -40,7 +40,11 @@ def make(method: str, network: str, x: Tensor, engine: str) -> Adapter:
     if method in ("eata", "eata-c"):
         arguments["source"] = [x[:8]]
     model = networks(x.device.type)[network][0]().to(x.device).eval()
-    return METHODS[method].preset("vit-base" if "ViT" in network else "resnet50", model, **arguments)
+    adapter = METHODS[method].preset("vit-base" if "ViT" in network else "resnet50", model, **arguments)
+    if isinstance(adapter, SAR):  # which takes no select=
+        adapter.reliable = Share().to(x.device)  # type: ignore[assignment]
+        adapter.reliable.share.fill_(KEPT)
+    return adapter
 
 
 def measure(method: str, network: str, x: Tensor, engine: str, repeats: int) -> dict[str, Any]:

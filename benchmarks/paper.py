@@ -76,6 +76,8 @@ def filled(page: str, results: Path = RESULTS) -> str:
 
 def main() -> None:
     """Write the page anew."""
+    if not PAGE.is_file():
+        raise SystemExit(f"there is no {PAGE.name} to fill: write it with blocks as above, after `acclimate paper run`")
     PAGE.write_text(filled(PAGE.read_text()))
 
 

@@ -78,6 +78,18 @@ def test_the_cost_of_segmenters_is_the_committed_result() -> None:
     assert max(row["peak_mb"] for row in json.loads(file.read_text())["rows"]) < 24 * 1024
 
 
+@pytest.mark.parametrize("method", ["sar", "rdumb", "eata-c"])
+def test_methods_that_select_keep_a_fixed_share_there(method: str) -> None:
+    """Random networks are sure of nothing: left to themselves, they would have nothing to learn from."""
+    from benchmarks import methods
+
+    x = torch.rand(10, 1, 32, 32)
+    adapter = methods.make(method, "small ViT", x, "eager")
+    adapter(x)
+    assert int(adapter.last.kept.sum()) == 6
+    assert adapter.last.updated
+
+
 @pytest.mark.parametrize("method", ["source", "eata"])
 def test_the_cost_of_a_method_is_measured(method: str) -> None:
     from benchmarks import methods

@@ -110,7 +110,7 @@ def test_an_interrupted_run_ends_with_the_same_numbers(method: str, tmp_path: Pa
 
 def test_a_killed_run_ends_with_the_same_numbers(tmp_path: Path) -> None:
     """With SIGKILL, in the middle: nothing has time to tidy up."""
-    options = ["--method", "roid", "--images", "192", "--batch-size", "32", "--probe", "none", "--severity", "4"]
+    options = ["--method", "roid", "--images", "96", "--batch-size", "32", "--probe", "none", "--severity", "4"]
 
     def start(out: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "acclimate.cli", "run", *options, "--out", str(tmp_path / out)]

@@ -10,7 +10,7 @@ are kornia's, an extra: pip install 'acclimate[augment]'.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import product
@@ -22,9 +22,11 @@ from torch import Generator, Tensor
 
 from .randomness import on_device
 
-__all__ = ["AugMix", "Augment", "Views", "several"]
+__all__ = ["AugMix", "Augment", "Views", "several", "views_of_each"]
 
 Augment: TypeAlias = Callable[[Tensor, Generator], Tensor]
+
+_MOST = 1 << 23  # numbers in the views of several images that are made at once
 
 
 def _kornia(part: str) -> Any:
@@ -104,6 +106,13 @@ def several(augment: Augment, x: Tensor, count: int, generator: Generator) -> Te
     if isinstance(augment, Views) and type(augment).__call__ is Views.__call__:
         return augment.several(x, count, generator)
     return torch.cat([augment(x, generator) for _ in range(count)])
+
+
+def views_of_each(augment: Augment, x: Tensor, count: int, generator: Generator) -> Iterator[Tensor]:
+    """So many views of each image in turn; AugMix, which draws for each image, makes those of many at once."""
+    at_once = max(1, _MOST // (count * x[0].numel())) if isinstance(augment, AugMix) else 1
+    for some in torch.split(x, at_once):
+        yield from torch.split(augment(some.repeat_interleave(count, 0), generator), count)
 
 
 def warp(x: Tensor, turns: Sequence[Turn], padding: str) -> Tensor:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -249,10 +250,9 @@ def evaluate(
 def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, float], None] | None) -> DomainResult:
     """One domain. Counts stay on the device until it is over."""
     device = adapter.device
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    memory = _Memory(device)
     scores = Scores()
-    images, peak = 0, 0
+    images = 0
     forwards, backwards, in_graph = torch.zeros(3, dtype=torch.int64, device=device).unbind()
     kept = torch.zeros((), dtype=torch.float64, device=device)
     accuracy, read = 0.0, 0.0
@@ -261,12 +261,8 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
         step = moment.step
         if not images:
             _check_labels(moment)
-        apart = device.type == "cuda" and scores.due(moment.logits)  # the peak is the adapter's, not the scores'
-        if apart:
-            peak = max(peak, _peak(device))
-        scores.update(moment.logits, moment.targets)
-        if apart:
-            torch.cuda.reset_peak_memory_stats(device)
+        with memory.not_counting() if scores.due(moment.logits) else nullcontext():
+            scores.update(moment.logits, moment.targets)
         images += step.size
         forwards += step.forwards
         in_graph += step.in_graph
@@ -274,17 +270,15 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
         kept += step.size * step.kept.float().mean() if step.kept is not None else step.size * step.taken
         if on_batch is not None:
             if time.perf_counter() - read > 0.5:  # a look at the device, which waits for it
-                peak = max(peak, _peak(device))
-                accuracy, read = scores.score, time.perf_counter()
-                if device.type == "cuda":
-                    torch.cuda.reset_peak_memory_stats(device)
+                with memory.not_counting():
+                    accuracy, read = scores.score, time.perf_counter()
             spent += time.perf_counter() - since
             on_batch(moment, accuracy)
             since = time.perf_counter()
     adapter.settle()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    peak = max(peak, _peak(device))
+    memory.look()
     spent += time.perf_counter() - since
     if not scores.meter.total:
         raise ValueError(f"{scenario.domains[0].name}: no pixel has a label that counts, so there is no score")
@@ -297,13 +291,34 @@ def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, f
         in_graph=int(in_graph),
         kept=float(kept) / max(images, 1),
         seconds=spent,
-        gpu_memory=peak / 2**20 if device.type == "cuda" else None,
+        gpu_memory=memory.peak,
         process_memory=process_memory(),
     )
 
 
-def _peak(device: torch.device) -> int:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+class _Memory:
+    """The most memory on a GPU, in MB: the adapter's, not the scores'."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.peak: float | None = None
+        self._start()
+
+    def _start(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def look(self) -> None:
+        """Take in what was used since."""
+        if self.device.type == "cuda":
+            self.peak = max(self.peak or 0.0, torch.cuda.max_memory_allocated(self.device) / 2**20)
+
+    @contextmanager
+    def not_counting(self) -> Iterator[None]:
+        """Inside."""
+        self.look()
+        yield
+        self._start()
 
 
 def _check_labels(moment: Moment) -> None:

@@ -43,7 +43,7 @@ class Meter:
     def __init__(self) -> None:
         self.fine = torch.zeros(5, len(_EDGES) + 1, dtype=torch.float64)
         """Counts, and sums of confidence, of right predictions, of −log p_y and of the Brier score, a fine bin of
-        confidence. One sample is added after the other, so that it does not matter in which groups they come."""
+        confidence. A CPU adds one sample after the other, so that it does not matter in which groups they come."""
         self.edges = _EDGES
 
     @torch.no_grad()

@@ -47,7 +47,7 @@ class _Piece(Part):
         if self.noise is not None:
             self.graph.register_generator_state(self.noise)
         with self._recording(self.inputs[0], pool, stream), _capturable(self.adapter.optimizer):
-            self.outputs = work(*self.inputs, *([] if self.noise is None else [self.noise]))
+            self.outputs = work(*self.inputs) if self.noise is None else work(*self.inputs, self.noise)
 
     def __call__(self, inputs: Sequence[Tensor], generator: Generator | None) -> Any:
         for mine, given in zip(self.inputs, inputs, strict=True):
@@ -81,13 +81,14 @@ class Pieces:
         `reads` are tensors besides parameters that it reads where they are.
         """
         engine = self.adapter.engine
+        given = inputs if generator is None else (*inputs, generator)
         if self.off or not engine.graphs or self.adapter.part is not None or not inputs[0].is_cuda:
-            return work(*inputs, *([] if generator is None else [generator]))
+            return work(*given)
         key = (work.__name__, *((t.shape, t.dtype, t.stride()) for t in inputs))
         self._seen[key] = self._seen.get(key, 0) + 1
         crowded = key not in self._pieces and len(self._pieces) >= _MOST
         if crowded or self._seen[key] <= _WARM_UP:
-            return work(*inputs, *([] if generator is None else [generator]))
+            return work(*given)
         places = (*self.adapter.graphs.settings(), *(t.data_ptr() for t in reads))
         if self._places != places:
             self._pieces.clear()
@@ -99,7 +100,7 @@ class Pieces:
                 self.off = True
                 self._pieces.clear()
                 warnings.warn(f"{work.__name__} is not recorded as a CUDA graph: {error}", stacklevel=4)
-                return work(*inputs, *([] if generator is None else [generator]))
+                return work(*given)
         return self._pieces[key](inputs, generator)
 
     def __len__(self) -> int:

@@ -108,9 +108,8 @@ class CoTTA(Adapter):
         for start in range(0, self.views, at_once):
             count = min(at_once, self.views - start)
             views = several(self.augment, x, count, self.generator)
-            for some in (
-                torch.split(views, len(x)) if self.coupled else (views,)
-            ):  # BatchNorm ties a view's images together
+            together = len(x) if self.coupled else len(views)  # where BatchNorm ties a view's images to each other
+            for some in torch.split(views, together):
                 seen = self.piece(self._seen, some, reads=teacher.values())
                 total += seen.view(-1, *logits.shape).sum(0)
         refuse_non_finite(x, total)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -12,14 +11,12 @@ from torch.optim import SGD
 from typing_extensions import Unpack
 
 from ..adapter import Adapter, Options
-from ..augment import Augment, AugMix
+from ..augment import Augment, AugMix, views_of_each
 from ..functional import marginal_entropy
 from ..network import refuse_non_finite
 from ..parameters import Parameters
 
 __all__ = ["MEMO"]
-
-_MOST = 1 << 23  # numbers in the views that are made at once
 
 
 class MEMO(Adapter):
@@ -68,18 +65,12 @@ class MEMO(Adapter):
     def adapt(self, x: Tensor) -> Tensor:
         """Each image by itself."""
         refuse_non_finite(x, unit_range=self.unit_range)
-        found = [self.piece(self._one, image[None], views) for image, views in zip(x, self._views(x), strict=True)]
+        views = views_of_each(self.augment, x, self.views, self.generator)
+        found = [self.piece(self._one, image, some) for image, some in zip(x[:, None], views, strict=True)]
         losses, logits = (torch.cat(of) for of in zip(*found, strict=True))
         refuse_non_finite(x, logits)
         self.step.losses = {"entropy": losses.mean()}
         return logits
-
-    def _views(self, x: Tensor) -> Iterator[Tensor]:
-        """Of each image in turn; AugMix, which draws for each image by itself, makes those of many at once."""
-        at_once = max(1, _MOST // (self.views * x[0].numel())) if isinstance(self.augment, AugMix) else 1
-        for some in torch.split(x, at_once):
-            views = self.augment(some.repeat_interleave(self.views, 0), self.generator)
-            yield from torch.split(views, self.views)
 
     def _one(self, image: Tensor, views: Tensor) -> tuple[Tensor, Tensor]:
         with self.episode():
