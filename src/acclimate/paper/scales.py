@@ -32,6 +32,7 @@ class Scale:
     """Of every plan, such as `images`."""
     settings: Mapping[Kind, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     """Arguments of methods, where they differ from the presets."""
+    presets: Mapping[Kind, str] = field(default_factory=lambda: {"resnet": "resnet50", "vit": "vit-base"})
     few: Mapping[str, int] = field(default_factory=dict)
     """Images of each domain for methods that take long."""
 
@@ -55,7 +56,7 @@ class Scale:
         return Plan(
             methods=methods,
             model=self.networks[network],
-            preset={"resnet": "resnet50", "vit": "vit-base"}[network],
+            preset=self.presets[network],
             **{"data": self.data, "overrides": given, **self.fields, **fields},
         )
 
@@ -103,7 +104,7 @@ SCALES = {
             {"resnet": "cifar10-resnet", "vit": "cifar10-vit"},
             10,
             10_000,
-            settings={kind: {"cotta": ON_DIGITS["cotta"]} for kind in KINDS_OF_NETWORK},
+            presets={"resnet": "cifar-resnet", "vit": "cifar-vit"},
             few={"memo": 1000},
         ),
         Scale(
