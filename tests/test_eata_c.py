@@ -11,12 +11,13 @@ import transcriptions as plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import images, make, stream
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from acclimate import EATA, EATAC, ETA, ETAC, Everything, Scaled, Tent, functional
+from acclimate import EATA, EATAC, ETA, ETAC, CoTTA, Everything, Scaled, Tent, functional
 from acclimate.models import SmallViT
 from acclimate.presets import hyper_parameters
+from acclimate.zoo import Loaded
 
 BRANCHES = {"bn": "blocks.*.norm2", "gn": "blocks.*.norm2", "ln": ["blocks.*.attention", "blocks.*.mlp"]}
 BATCHES = [x.double() for x in stream(6, size=12)]
@@ -254,6 +255,29 @@ PAPER = {
 def test_presets_are_the_papers_numbers(method: str, network: str) -> None:
     settings = hyper_parameters(method, network)
     assert {key: settings[key] for key in PAPER[method, network]} == PAPER[method, network]
+
+
+@pytest.mark.parametrize(("paper", "few"), [("resnet50", "cifar-resnet"), ("vit-base", "cifar-vit")])
+def test_presets_for_few_classes(paper: str, few: str) -> None:
+    """Every method of the paper's preset has one for few classes; EATA's step pulls as much towards the source."""
+    for method in ("Tent", "SAR", "RDumb", "ETA", "EATA", "ETAC", "EATAC", "MEMO", "CoTTA", "ROID", "TEA"):
+        assert hyper_parameters(method, few).keys() >= hyper_parameters(method, paper).keys() - {"lr"}
+    usual, ours = hyper_parameters("EATA", paper), hyper_parameters("EATA", few)
+    assert ours["lr"] * ours["beta"] == pytest.approx(usual["lr"] * usual["beta"])
+    assert ours["lr"] > usual["lr"]
+    assert isinstance(CoTTA.preset(few, make("bn")).optimizer, torch.optim.Adam)
+
+
+def test_a_network_with_few_classes_is_known_by_its_last_layer() -> None:
+    networks = [
+        ("resnet50", [nn.BatchNorm2d(4), nn.Linear(4, 1000)]),
+        ("cifar-resnet", [nn.BatchNorm2d(4), nn.Linear(4, 1000), nn.Linear(1000, 10)]),
+        ("vit-base", [nn.LayerNorm(4), nn.Linear(4, 10), nn.Linear(10, 200)]),
+        ("cifar-vit", [nn.LayerNorm(4), nn.Linear(4, 10)]),
+        ("vit-base", [nn.LayerNorm(4)]),
+    ]
+    for family, layers in networks:
+        assert Loaded("net", nn.Sequential(*layers), None).family == family
 
 
 def test_presets() -> None:

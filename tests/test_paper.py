@@ -133,7 +133,7 @@ def test_tables_over_corruptions(tmp_path: Path) -> None:
     )
     assert (tmp_path / "lifelong-vit.md").read_text().strip() in new
     kept = {file: file.stat().st_mtime_ns for file in tmp_path.glob("lifelong/memo-*/*.json")}
-    reproduce(RECIPES["single-domain"], scale, tmp_path)
+    reproduce(RECIPES["single-domain"], scale.on(only=("memo", "tent")), tmp_path)
     assert kept
     assert all(file.stat().st_mtime_ns == then for file, then in kept.items()), "one run of MEMO serves both tables"
     assert not [*tmp_path.glob("single-domain/memo-*")]
@@ -485,11 +485,25 @@ def test_the_papers_marks_are_explained() -> None:
     assert _legend(rows[1:2]) == ""
 
 
-def test_the_resnet_for_cifar10_comes_with_the_package() -> None:
+def test_some_of_the_methods_alone() -> None:
+    scale = SCALES["cifar10"].on(data="cifar10:/data", only=("eata", "bn-adapt", "memo"))
+    cases = {case.name: case.plan for case in RECIPES["lifelong"].plans(scale)}
+    assert {name: [*plan.methods] for name, plan in cases.items()} == {
+        "all-resnet": ["bn-adapt", "eata"],
+        "memo-resnet": ["memo"],
+        "all-vit": ["eata"],
+        "memo-vit": ["memo"],
+    }
+    assert {plan.preset for plan in cases.values()} == {"cifar-resnet", "cifar-vit"}
+    assert [case.name for case in RECIPES["lifelong"].plans(scale.on(only=("bn-adapt",)))] == ["all-resnet"]
+
+
+@pytest.mark.parametrize("name", ["cifar10-resnet", "cifar10-vit"])
+def test_the_networks_for_cifar10_come_with_the_package(name: str) -> None:
     from acclimate.models import weights
 
-    assert weights("cifar10-resnet").stat().st_size <= 2_000_000
-    net = load_network("cifar10-resnet").model
+    assert weights(name).stat().st_size <= 2_000_000
+    net = load_network(name).model
     assert all(p.dtype == torch.float32 and bool(p.isfinite().all()) for p in net.parameters())
     logits = net(torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))).detach()
     assert float(logits.softmax(1).amax(1).min()) > 0.2, "a trained network is sure of something"

@@ -206,7 +206,10 @@ class Adapter(Learner, ABC):
 
     @classmethod
     def preset(cls, network: str, model: nn.Module, **arguments: Any) -> Self:
-        """With the paper's hyper-parameters for `"resnet50"`, `"vit-base"` or `"segformer-b5"`; yours override them."""
+        """With the paper's hyper-parameters for `"resnet50"`, `"vit-base"` or `"segformer-b5"`; yours override them.
+
+        `"cifar-resnet"` and `"cifar-vit"` are for networks with some ten classes (see `acclimate.presets`).
+        """
         settings = hyper_parameters(cls.__name__, network)
         if arguments.get("optimizer") is not None:
             settings.pop("lr", None)

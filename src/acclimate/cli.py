@@ -163,7 +163,8 @@ def run(
     rounds: Annotated[int, typer.Option(min=1, help="Of the scenario rounds.")] = 10,
     probe: Annotated[str, typer.Option(help="Of forgetting: snapshot, readapt (the paper's), or none.")] = "snapshot",
     preset: Annotated[
-        str | None, typer.Option(help="resnet50, vit-base or segformer-b5; by the network, unless given.")
+        str | None,
+        typer.Option(help="resnet50, vit-base, segformer-b5, cifar-resnet or cifar-vit; by the network, unless given."),
     ] = None,
     source: Annotated[str | None, typer.Option(help="Data with clean images for EATA, if --data has none.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Such as eata.beta=500; repeat for more.")] = None,

@@ -120,7 +120,7 @@ class Run:
             for name in self.plan.methods
             if METHODS[name].task not in ("any", self.task)
         }
-        if "bn-adapt" in self.plan.methods and self.network.family != "resnet50":
+        if "bn-adapt" in self.plan.methods and not self.network.has_batch_norm:
             told["bn-adapt"] = "it needs BatchNorm layers, and the network has none"
         return told
 

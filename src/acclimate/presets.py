@@ -16,12 +16,12 @@ from torch.optim import Adam, AdamW
 
 from .selection import Everything, Reliable, Scaled
 
-__all__ = ["FEW", "NETWORKS", "hyper_parameters", "with_few_classes"]
+__all__ = ["FEW", "NETWORKS", "hyper_parameters"]
 
 Settings = dict[str, Any]
 
 FEW = 100
-"""Below so many classes, the paper's learning rates do not fit."""
+"""With fewer classes than this, the paper's learning rates do not fit."""
 
 _source = {"statistics": "source"}  # one image at a time: its own statistics cost BN Adapt five points of mIoU
 _cotta = {"threshold": 0.92, "restoration": 0.01, "loss": "teacher"}  # its authors' for CIFAR-10
@@ -79,11 +79,6 @@ _OTHERS: dict[str, dict[str, Settings]] = {
 }
 
 NETWORKS = tuple(_ENTROPY)
-
-
-def with_few_classes(network: str) -> str:
-    """The preset for fewer than `FEW` classes in the place of the paper's."""
-    return {"resnet50": "cifar-resnet", "vit-base": "cifar-vit"}.get(network, network)
 
 
 def hyper_parameters(method: str, network: str) -> Settings:

@@ -23,6 +23,7 @@ from .data.folders import Preprocess
 from .models import NETWORKS
 from .models import weights as own_weights
 from .normalised import Normalised
+from .presets import FEW
 
 __all__ = ["KINDS", "Loaded", "NetworkError", "load_network"]
 
@@ -41,10 +42,18 @@ class Loaded:
     """None: as the data has them."""
 
     @property
+    def has_batch_norm(self) -> bool:
+        """Whether any of its layers is BatchNorm."""
+        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.model.modules())
+
+    @property
     def family(self) -> str:
-        """Whose hyper-parameters of the paper to start from: the network with BatchNorm's, or the one without."""
-        batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.model.modules())
-        return "resnet50" if batch_norm else "vit-base"
+        """Whose hyper-parameters to start from: by its norm layers, and by the outputs of its last linear layer."""
+        outputs = [m.out_features for m in self.model.modules() if isinstance(m, nn.Linear)]
+        few = bool(outputs) and outputs[-1] < FEW
+        if self.has_batch_norm:
+            return "cifar-resnet" if few else "resnet50"
+        return "cifar-vit" if few else "vit-base"
 
 
 def _ours(name: str, weights: Path | None) -> Loaded:

@@ -47,6 +47,7 @@ def run_recipes(
     data: Annotated[str | None, typer.Option(help="The scale's data, such as imagenet-c:FOLDER,CLEAN.")] = None,
     resnet: Annotated[str | None, typer.Option(help="Another network with BatchNorm, as --model takes it.")] = None,
     vit: Annotated[str | None, typer.Option(help="Another network with LayerNorm.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Of all that a recipe compares, only this.")] = None,
     source: Annotated[str | None, typer.Option(help="Clean images for EATA, if --data has none.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Repeat for more than one.")] = None,
     images: Annotated[int | None, typer.Option(min=1, help="Of each domain; the scale's, unless given.")] = None,
@@ -64,12 +65,14 @@ def run_recipes(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is needed and what it costs, and stop.")] = False,
 ) -> None:
     """Measure tables and figures of the paper again; each writes its numbers, a table or a figure."""
+    from ..methods import METHODS
     from .recipe import reproduce, side_by_side
     from .recipes import RECIPES
     from .scales import SCALES
 
     known: Sequence[str]
-    for name, known, what in [(scale, [*SCALES], "scale"), *((name, [*RECIPES, "all"], "recipe") for name in names)]:
+    asked = [(scale, [*SCALES], "scale"), *((name, [*RECIPES, "all"], "recipe") for name in names)]
+    for name, known, what in [*asked, *((name, [*METHODS], "method") for name in method or ())]:
         if name not in known:
             raise typer.BadParameter(f"no {what} {name!r}: choose from {', '.join(known)}")
     chosen = [RECIPES[name] for name in names if name != "all"]
@@ -80,7 +83,7 @@ def run_recipes(
     networks = {kind: named for kind, named in (("resnet", resnet), ("vit", vit)) if named}
     command = shlex.join(["acclimate", *sys.argv[1:]])
     try:
-        at = SCALES[scale].on(data=data, networks=networks, **fields)  # type: ignore[arg-type]
+        at = SCALES[scale].on(data=data, networks=networks, only=tuple(method or ()), **fields)  # type: ignore[arg-type]
         _tell(chosen, at, out / at.name)
         if dry_run:
             return

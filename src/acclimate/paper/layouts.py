@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from statistics import mean, stdev
 from typing import Any
 
@@ -77,20 +78,29 @@ def grid(*metrics: str) -> Layout:
     return show
 
 
-def sweep(axis: str, *metrics: str) -> Layout:
-    """A number against another: a panel a metric, a line a row; and the numbers as a table."""
+def sweep(axis: str, *metrics: str, scale: str = "linear") -> Layout:
+    """A number against another: a panel a metric and column, a line a row; and the numbers as a table."""
 
     def show(found: Sequence[Found]) -> Shown:
+        columns = list(dict.fromkeys(f.case.column for f in found))
         header = ["", axis, *(METRICS[m][0] for m in metrics)]
-        table = [[f.case.row, _number(f.case.x), *(_cell(f.results, m) for m in metrics)] for f in found]
+        table = [
+            [
+                ", ".join(filter(None, (f.case.row, f.case.column))),
+                _number(f.case.x),
+                *(_cell(f.results, m) for m in metrics),
+            ]
+            for f in found
+        ]
         with mpl.rc_context(STYLE):
-            figure = Figure(figsize=(4 * len(metrics), 3.2), layout="constrained")
-            for place, metric in enumerate(metrics):
-                axes = figure.add_subplot(1, len(metrics), place + 1)
-                for row in dict.fromkeys(f.case.row for f in found):
-                    points = [(f.case.x, _value(f.results, metric)) for f in found if f.case.row == row]
+            figure = Figure(figsize=(4 * len(metrics), 3.2 * len(columns)), layout="constrained")
+            for place, (column, metric) in enumerate(product(columns, metrics)):
+                axes = figure.add_subplot(len(columns), len(metrics), place + 1)
+                own = [f for f in found if f.case.column == column]
+                for row in dict.fromkeys(f.case.row for f in own):
+                    points = [(f.case.x, _value(f.results, metric)) for f in own if f.case.row == row]
                     _line(axes, row, [p for p in points if None not in p])
-                axes.set(xlabel=axis, ylabel=METRICS[metric][0])
+                axes.set(xlabel=axis, ylabel=METRICS[metric][0], title=column, xscale=scale)
             axes.legend()
         return Shown({"": (header, table)}, {"": figure})
 

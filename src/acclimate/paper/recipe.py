@@ -83,6 +83,11 @@ class Found:
         return [each["measured"] for each in self.measured]
 
     @property
+    def origins(self) -> list[dict[str, Any]]:
+        """Where, with which versions and at which commit it was measured."""
+        return [*(result.origin for result in self.results), *(each["origin"] for each in self.measured)]
+
+    @property
     def weights(self) -> set[str]:
         """Fingerprints of the networks that it ran on."""
         told = {str(stored.content["fingerprint"]["weights"]) for stored in self.stored}
@@ -143,7 +148,7 @@ def reproduce(
         "title": recipe.title,
         "scale": scale.name,
         "command": command,
-        "origin": origin(torch.device(found[0].case.plan.device)),
+        "origin": found[0].origins[0],  # each result tells its own, too
         "cases": [_told(each) for each in found],
     }
     numbers = out / f"{recipe.name}.json"

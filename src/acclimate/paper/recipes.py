@@ -66,11 +66,12 @@ def everything(scale: Scale, scenario: str) -> Iterator[Case]:
     Of a method that starts anew with each image, one run serves every scenario.
     """
     for network in NETWORKS:
-        methods = [name for name, method in METHODS.items() if method.task != "segmentation"]
-        if network == "vit":
-            methods.remove("bn-adapt")
+        unfit = {"bn-adapt"} if network == "vit" else set()
+        fit = [name for name, method in METHODS.items() if method.task != "segmentation" and name not in unfit]
+        methods = [name for name in fit if not scale.only or name in scale.only]
         rest = [name for name in methods if name not in scale.few]
-        yield Case("all", scale.plan(network, *rest, scenario=scenario, probe="none"), network)
+        if rest:
+            yield Case("all", scale.plan(network, *rest, scenario=scenario, probe="none"), network)
         for name in methods:
             if name in scale.few:
                 own, home = ("lifelong", "lifelong") if METHODS[name].episodic else (scenario, "")
@@ -246,6 +247,26 @@ def _(scale: Scale) -> Iterator[Case]:
     return swept(scale, "vit", "eata-c", "drop", (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4))
 
 
+def rate(scale: Scale, network: Kind, method: str, times: float) -> float:
+    """A multiple of the learning rate that a method has at a scale."""
+    preset = hyper_parameters(shown(method), scale.presets[network])
+    usual = scale.settings.get(network, {}).get(method, {}).get("lr", preset["lr"])
+    return float(f"{times * usual:.3g}")
+
+
+@recipe(
+    "rates",
+    "Beyond the paper: multiples of the learning rate, lifelong",
+    sweep("times the usual learning rate", "accuracy", "ece", scale="log"),
+    "It shows whether a preset suits a network.",
+)
+def _(scale: Scale) -> Iterator[Case]:
+    for network, method, times in product(NETWORKS, ("tent", "eata", "eata-c"), (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)):
+        arguments = {"lr": rate(scale, network, method, times)}
+        plan = scale.plan(network, method, arguments=arguments, scenario="lifelong", probe="none")
+        yield Case(shown(method), plan, network, times)
+
+
 # Studies -----------------------------------------------------------------------------------------------------------
 
 LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -268,12 +289,10 @@ def _(scale: Scale) -> Iterator[Case]:
 @recipe("stability", "Figure 11b and c: learning rates by steps a batch", heat_maps("lr"))
 def _(scale: Scale) -> Iterator[Case]:
     for row, (method, arguments) in LOSSES.items():
-        preset = hyper_parameters(shown(method), "vit-base")
-        usual = float(scale.settings.get("vit", {}).get(method, preset).get("lr", preset["lr"]))
         for steps, factor in product((1, 2, 3, 4, 5), (0.1, 0.3, 1.0, 3.0)):
-            rate = float(f"{factor * usual:.3g}")
-            plan = noise(scale, "vit", method, {**arguments, "lr": rate})
-            yield Case(row, plan, f"{steps} step{'s' * (steps > 1)}", rate, studies.several_steps(steps), steps)
+            lr = rate(scale, "vit", method, factor)
+            plan = noise(scale, "vit", method, {**arguments, "lr": lr})
+            yield Case(row, plan, f"{steps} step{'s' * (steps > 1)}", lr, studies.several_steps(steps), steps)
 
 
 @recipe("indicator", "Table 8: the data-uncertainty indicator along the stream", indicators)

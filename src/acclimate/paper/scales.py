@@ -36,14 +36,25 @@ class Scale:
     few: Mapping[str, int] = field(default_factory=dict)
     """Images of each domain for methods that take long."""
 
-    def on(self, *, data: str | None = None, networks: Mapping[Kind, str] | None = None, **fields: Any) -> Scale:
-        """With data, networks and fields of a plan that are given."""
+    only: Sequence[str] = ()
+    """Of recipes that compare all methods, these; none named are all."""
+
+    def on(
+        self,
+        *,
+        data: str | None = None,
+        networks: Mapping[Kind, str] | None = None,
+        only: Sequence[str] = (),
+        **fields: Any,
+    ) -> Scale:
+        """With data, networks, methods and fields of a plan that are given."""
         chosen = {name: value for name, value in fields.items() if value is not None}
         return replace(
             self,
             data=data or self.data,
             networks={**self.networks, **(networks or {})},
             fields={**self.fields, **chosen},
+            only=only or self.only,
         )
 
     def plan(self, network: Kind, *methods: str, arguments: Mapping[str, Any] | None = None, **fields: Any) -> Plan:
