@@ -162,6 +162,7 @@ def run(
     images: Annotated[int | None, typer.Option(min=1, help="Of each domain; all, unless given.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Of the scenario rounds.")] = 10,
     probe: Annotated[str, typer.Option(help="Of forgetting: snapshot, readapt (the paper's), or none.")] = "snapshot",
+    probe_images: Annotated[int | None, typer.Option(min=1, help="Clean images for it; 1,000 unless given.")] = None,
     preset: Annotated[
         str | None,
         typer.Option(help="resnet50, vit-base, segformer-b5, cifar-resnet or cifar-vit; by the network, unless given."),
@@ -199,6 +200,7 @@ def run(
         "images": images,
         "rounds": rounds,
         "probe": probe,
+        "probe_images": probe_images,
         "preset": preset,
         "source": source,
         "device": device,
