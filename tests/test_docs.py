@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
 
-from acclimate import METHODS
+from acclimate import METHODS, Source
 from acclimate.data.digits import load_digits
 from acclimate.evaluate import Result
 from acclimate.models import digits_resnet
 from acclimate.report import markdown
+from acclimate.zoo import load_network
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -111,6 +113,61 @@ def test_the_scenes_are_the_committed_results() -> None:
     assert FORMATS["markdown"](*paper_table(results)) in page
     clean = json.loads((folder / "scores.json").read_text())["miou"]
     assert f"{100 * clean['val']:.1f} on validation and {100 * clean['test']:.1f} on these" in page
+
+
+def test_the_networks_for_cifar10_are_as_accurate_as_is_said() -> None:
+    from acclimate.results import read_results
+
+    page = (ROOT / "docs" / "paper.md").read_text()
+    told = {}
+    for name in ("resnet", "vit"):
+        (stored,) = read_results([ROOT / "benchmarks" / "results" / "cifar10" / name])
+        assert stored.content["arguments"]["probe_images"] == 10_000
+        assert stored.content["fingerprint"]["weights"] == Source(load_network(f"cifar10-{name}").model).fingerprint()
+        told[name] = f"{100 * stored.result.clean_before:.1f}"
+    assert f"the ResNet is right in {told['resnet']} % and the ViT in {told['vit']} %" in page
+
+
+def measured(recipe: str) -> dict[str, dict[str, dict[str, float]]]:
+    """Of each network and method, over the seeds."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for case in json.loads((ROOT / "benchmarks" / "results" / "paper" / f"{recipe}.json").read_text())["cases"]:
+        methods = found.setdefault(case["column"], {})
+        for name in {result["method"] for result in case["results"]}:
+            own = [result for result in case["results"] if result["method"] == name]
+            assert sorted(result["seed"] for result in own) == [0, 1, 2]
+            assert all(result["origin"]["commit"] and len(result["domains"]) == 15 for result in own)
+            methods[name] = {key: mean(r[key] for r in own) for key in ("accuracy", "ece", "kept")}
+    return found
+
+
+def test_the_page_of_results_is_filled_from_them() -> None:
+    from benchmarks.paper import PAGE, filled
+
+    page = PAGE.read_text()
+    assert page.count("| EATAC | ") == 4
+    assert filled(page) == page
+
+
+def test_what_is_said_to_hold_on_cifar10_does() -> None:
+    lifelong, single = measured("lifelong"), measured("single-domain")
+    for found in (lifelong, single):
+        resnet, vit = found["resnet"], found["vit"]
+        assert max(resnet, key=lambda name: resnet[name]["accuracy"]) in ("EATAC", "ETAC")
+        assert min(resnet, key=lambda name: resnet[name]["ece"]) in ("EATAC", "ETAC")
+        assert min(vit, key=lambda name: vit[name]["ece"]) in ("EATAC", "ETAC")
+        assert 0.028 < vit["EATA"]["ece"] - vit["EATAC"]["ece"] < 0.046
+        assert max(vit, key=lambda name: vit[name]["accuracy"]) == "ROID"
+        assert vit["SAR"]["accuracy"] < vit["Source"]["accuracy"]
+        for methods in found.values():
+            assert methods["EATA"]["accuracy"] > methods["Tent"]["accuracy"]
+            assert 0.74 < methods["EATA"]["kept"] < 0.9
+    lost = {name: single["vit"][name]["accuracy"] - lifelong["vit"][name]["accuracy"] for name in ("ETA", "EATA")}
+    assert lost["ETA"] == pytest.approx(0.11, abs=0.005)
+    assert lost["EATA"] < 0.001
+    assert lifelong["vit"]["Tent"]["accuracy"] < 0.12, "chance is a tenth"
+    source, bn, eata_c = (lifelong["resnet"][name]["accuracy"] for name in ("Source", "BNAdapt", "EATAC"))
+    assert (round(100 * (bn - source)), round(100 * (eata_c - source))) == (27, 30)
 
 
 def test_the_speeds_are_the_committed_results() -> None:

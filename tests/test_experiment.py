@@ -270,14 +270,17 @@ def test_the_run_command(tmp_path: Path) -> None:
     config = tmp_path / "plan.json"
     config.write_text(json.dumps({"methods": ["source"], "images": 16, "shifts": ["contrast"], "severity": 2}))
     arguments = ["run", "--config", str(config), "--severity", "4", "--set", "tent.lr=0.01", "--out", out]
+    arguments += ["--probe-images", "32"]
     shown = runner.invoke(app, [*arguments, "--dry-run"])
     assert shown.exit_code == 0, shown.output
     assert "1 domains, 1 batches" in shown.output
+    assert "hyper-parameters of cifar-resnet" in shown.output, "for digits are ten"
     assert not Path(out).exists()
     done = runner.invoke(app, arguments)
     assert done.exit_code == 0, done.output
     written = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert (written["severity"], written["images"], written["methods"]) == (4, 16, ["source"])
+    assert written["probe_images"] == 32
     assert "Source" in done.output
     for options, message in (
         (["--data", "imagenet-c:/no/such/folder"], "cannot run: ImageNet-C: there is no folder"),

@@ -2,9 +2,9 @@
 
 Thresholds scale with the number of classes by themselves; learning rates do not, and the paper's are for a thousand
 classes. With ten, a prediction has a third of the entropy and EATA's weights reach 10^0.4 instead of 1000^0.4, so that
-a step of the same rate is some 20 times smaller. `"cifar-resnet"` has the rates that methods' authors published for
-CIFAR-10, where there are any, and `"cifar-vit"` those that we found there (docs/results.md). EATA's β falls as the rate
-rises, so that a step pulls as much towards the source as the paper's.
+a step of the same rate is some 20 times smaller. `"cifar-resnet"` and `"cifar-vit"` have what suits two networks on
+CIFAR-10 (docs/results.md); CoTTA, ROID and TEA have their authors' settings for it. EATA's β falls as the rate rises:
+a step pulls as much towards the source as the paper's.
 """
 
 from __future__ import annotations
