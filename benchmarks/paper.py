@@ -1,5 +1,6 @@
-"""The tables of docs/results.md, out of what `acclimate paper run` wrote: `python -m benchmarks.paper`.
+"""The tables of docs/results.md, out of what `acclimate paper run` wrote: `python -m benchmarks.paper [OUT/SCALE]`.
 
+What is in that folder is taken over first, numbers, tables and figures, without the runs that they are made of.
 A block of the page between `<!-- lifelong: resnet -->` and `<!-- end -->` is that recipe's table for that network, our
 averages with the paper's beside; between `<!-- ablation.md -->` and `<!-- end -->` it is that file.
 """
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -74,8 +77,19 @@ def filled(page: str, results: Path = RESULTS) -> str:
     return re.sub(r"<!-- (\w[\w-]*(?:: \w+|\.md)) -->\n.*?<!-- end -->", block, page, flags=re.DOTALL)
 
 
+def take_over(folder: Path, results: Path = RESULTS) -> list[Path]:
+    """Copy what a table or a figure of the page is made from."""
+    found = sorted(file for kind in ("json", "md", "svg") for file in folder.glob(f"*.{kind}"))
+    if not found:
+        raise SystemExit(f"{folder} has no result: it is the folder of a scale, such as paper/cifar10")
+    results.mkdir(parents=True, exist_ok=True)
+    return [Path(shutil.copy(file, results)) for file in found]
+
+
 def main() -> None:
     """Write the page anew."""
+    if len(sys.argv) > 1:
+        take_over(Path(sys.argv[1]))
     if not PAGE.is_file():
         raise SystemExit(f"there is no {PAGE.name} to fill: write it with blocks as above, after `acclimate paper run`")
     PAGE.write_text(filled(PAGE.read_text()))

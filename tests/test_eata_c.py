@@ -14,9 +14,9 @@ from networks import images, make, stream
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from acclimate import EATA, EATAC, ETA, ETAC, CoTTA, Everything, Scaled, Tent, functional
+from acclimate import EATA, EATAC, ETA, ETAC, ROID, TEA, CoTTA, Everything, Scaled, Tent, functional
 from acclimate.models import SmallViT
-from acclimate.presets import hyper_parameters
+from acclimate.presets import FEW, hyper_parameters
 from acclimate.zoo import Loaded
 
 BRANCHES = {"bn": "blocks.*.norm2", "gn": "blocks.*.norm2", "ln": ["blocks.*.attention", "blocks.*.mlp"]}
@@ -257,27 +257,39 @@ def test_presets_are_the_papers_numbers(method: str, network: str) -> None:
     assert {key: settings[key] for key in PAPER[method, network]} == PAPER[method, network]
 
 
-@pytest.mark.parametrize(("paper", "few"), [("resnet50", "cifar-resnet"), ("vit-base", "cifar-vit")])
-def test_presets_for_few_classes(paper: str, few: str) -> None:
-    """Every method of the paper's preset has one for few classes; EATA's step pulls as much towards the source."""
-    for method in ("Tent", "SAR", "RDumb", "ETA", "EATA", "ETAC", "EATAC", "MEMO", "CoTTA", "ROID", "TEA"):
-        assert hyper_parameters(method, few).keys() >= hyper_parameters(method, paper).keys() - {"lr"}
+FEW_CLASSES = {
+    ("EATA", "cifar-resnet"): {"lr": 5e-3, "beta": 100.0, "epsilon": 0.4},
+    ("EATA", "cifar-vit"): {"lr": 2.5e-3, "beta": 800.0, "epsilon": 0.4},
+    ("EATAC", "cifar-resnet"): {"lr": 0.05, "beta": 50.0, "margin": 0.5},
+    ("EATAC", "cifar-vit"): {"lr": 3e-3, "beta": 50.0, "margin": 0.4},
+    ("Tent", "cifar-resnet"): {"lr": 5e-3},
+    ("SAR", "cifar-resnet"): {"lr": 5e-3, "floor": 0.2 / 3},
+    ("MEMO", "cifar-resnet"): {"lr": 2.5e-4, "views": 32},
+    ("CoTTA", "cifar-vit"): {"threshold": 0.92, "restoration": 0.01, "loss": "teacher"},
+}
+
+
+@pytest.mark.parametrize(("method", "network"), FEW_CLASSES)
+def test_presets_for_few_classes(method: str, network: str) -> None:
+    settings = hyper_parameters(method, network)
+    assert {key: settings[key] for key in FEW_CLASSES[method, network]} == FEW_CLASSES[method, network]
+
+
+@pytest.mark.parametrize(("paper", "few"), FEW.items())
+def test_with_few_classes_a_step_of_eata_pulls_as_much_towards_the_source(paper: str, few: str) -> None:
     usual, ours = hyper_parameters("EATA", paper), hyper_parameters("EATA", few)
     assert ours["lr"] * ours["beta"] == pytest.approx(usual["lr"] * usual["beta"])
-    assert ours["lr"] > usual["lr"]
-    assert isinstance(CoTTA.preset(few, make("bn")).optimizer, torch.optim.Adam)
+    for method, rate in ((CoTTA, 1e-3), (ROID, 1e-3), (TEA, {"cifar-resnet": 1e-3, "cifar-vit": 1e-4}[few])):
+        optimizer = method.preset(few, make("bn")).optimizer
+        assert isinstance(optimizer, torch.optim.Adam)
+        assert optimizer.param_groups[0]["lr"] == rate
 
 
-def test_a_network_with_few_classes_is_known_by_its_last_layer() -> None:
-    networks = [
-        ("resnet50", [nn.BatchNorm2d(4), nn.Linear(4, 1000)]),
-        ("cifar-resnet", [nn.BatchNorm2d(4), nn.Linear(4, 1000), nn.Linear(1000, 10)]),
-        ("vit-base", [nn.LayerNorm(4), nn.Linear(4, 10), nn.Linear(10, 200)]),
-        ("cifar-vit", [nn.LayerNorm(4), nn.Linear(4, 10)]),
-        ("vit-base", [nn.LayerNorm(4)]),
-    ]
-    for family, layers in networks:
-        assert Loaded("net", nn.Sequential(*layers), None).family == family
+def test_the_outputs_of_a_network_are_its_last_layers() -> None:
+    layers = [nn.BatchNorm2d(4), nn.Linear(4, 1000), nn.Linear(1000, 10)]
+    assert Loaded("net", nn.Sequential(*layers), None).outputs == 10
+    assert Loaded("net", nn.Sequential(*layers[:2]), None).outputs == 1000
+    assert Loaded("net", nn.Sequential(*layers[:1]), None).outputs is None
 
 
 def test_presets() -> None:

@@ -226,6 +226,8 @@ def run(
             for name, why in unfit.items():
                 console.print(f"{name} is left out: {why}")
         job.check()
+        if hint := job.hint():
+            console.print(hint, soft_wrap=True, highlight=False)
         for told in getattr(job.suite, "missing", list)():
             console.print(f"[yellow]{told}[/]", soft_wrap=True, highlight=False)
         if dry_run:

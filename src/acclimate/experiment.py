@@ -24,6 +24,7 @@ from .data import open_suite
 from .evaluate import Moment, Result, evaluate
 from .methods import METHODS
 from .plan import Job, Plan, PlanError
+from .presets import FEW
 from .results import ResultFolder
 from .scenarios import SCENARIOS, Suite, drawn, with_clean
 from .stream import Drawn, Scenario, Stream
@@ -112,6 +113,15 @@ class Run:
     def family(self) -> str:
         """Whose hyper-parameters of the paper to start from."""
         return self.plan.preset or ("segformer-b5" if self.task == "segmentation" else self.network.family)
+
+    def hint(self) -> str:
+        """Another preset, where the network seems to have few classes and none was named; else nothing."""
+        classes, other = self.network.outputs, FEW.get(self.family)
+        if self.plan.preset or other is None or classes is None or classes >= 100:
+            return ""
+        return (
+            f"{self.family}'s hyper-parameters are for 1,000 classes, and here are {classes}: try --preset {other}, too"
+        )
 
     def unfit(self) -> dict[str, str]:
         """Methods of the plan that cannot be run here, and why."""

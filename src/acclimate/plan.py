@@ -68,7 +68,7 @@ class Plan:
     clean images between the domains, or not at all (`none`)."""
     probe_images: int = 1000
     preset: str | None = None
-    """Whose hyper-parameters to start from (see `presets`); None goes by the network's norm layers and classes."""
+    """Whose hyper-parameters to start from (see `presets`); None goes by whether the network has BatchNorm."""
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Arguments by method, `{"eata": {"beta": 500}}`."""
     device: str = "cpu"

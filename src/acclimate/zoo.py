@@ -23,7 +23,6 @@ from .data.folders import Preprocess
 from .models import NETWORKS
 from .models import weights as own_weights
 from .normalised import Normalised
-from .presets import FEW
 
 __all__ = ["KINDS", "Loaded", "NetworkError", "load_network"]
 
@@ -48,12 +47,13 @@ class Loaded:
 
     @property
     def family(self) -> str:
-        """Whose hyper-parameters to start from: by its norm layers, and by the outputs of its last linear layer."""
-        outputs = [m.out_features for m in self.model.modules() if isinstance(m, nn.Linear)]
-        few = bool(outputs) and outputs[-1] < FEW
-        if self.has_batch_norm:
-            return "cifar-resnet" if few else "resnet50"
-        return "cifar-vit" if few else "vit-base"
+        """Whose hyper-parameters of the paper to start from: the network with BatchNorm's, or the one without."""
+        return "resnet50" if self.has_batch_norm else "vit-base"
+
+    @property
+    def outputs(self) -> int | None:
+        """Of its last linear layer, which is mostly the number of classes."""
+        return next((m.out_features for m in [*self.model.modules()][::-1] if isinstance(m, nn.Linear)), None)
 
 
 def _ours(name: str, weights: Path | None) -> Loaded:

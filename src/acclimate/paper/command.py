@@ -47,7 +47,9 @@ def run_recipes(
     data: Annotated[str | None, typer.Option(help="The scale's data, such as imagenet-c:FOLDER,CLEAN.")] = None,
     resnet: Annotated[str | None, typer.Option(help="Another network with BatchNorm, as --model takes it.")] = None,
     vit: Annotated[str | None, typer.Option(help="Another network with LayerNorm.")] = None,
-    method: Annotated[list[str] | None, typer.Option(help="Of all that a recipe compares, only this.")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Measure this one; repeat for more. All, unless named.")
+    ] = None,
     source: Annotated[str | None, typer.Option(help="Clean images for EATA, if --data has none.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Repeat for more than one.")] = None,
     images: Annotated[int | None, typer.Option(min=1, help="Of each domain; the scale's, unless given.")] = None,
@@ -131,8 +133,9 @@ def _tell(recipes: Sequence[Recipe], scale: Scale, out: Path) -> None:
             key = case.plan.model, case.plan.batch_size
             if key not in speeds:
                 speeds[key] = run.speed()
-            seconds += case.times * sum(run.seconds(speeds[key]).values())
-            images += case.times * run.images_met() * len([*case.plan.jobs()])
-        runs = sum(len([*case.plan.jobs()]) for case in cases)
+            methods = {job.method for job in case.due(scale)}
+            seconds += case.times * sum(t for name, t in run.seconds(speeds[key]).items() if name in methods)
+            images += case.times * run.images_met() * len(case.due(scale))
+        runs = sum(len(case.due(scale)) for case in cases)
         table.add_row(recipe.name, f"{runs:,}", f"{images:,.0f}", duration(seconds))
     console.print(table)

@@ -78,7 +78,7 @@ def grid(*metrics: str) -> Layout:
     return show
 
 
-def sweep(axis: str, *metrics: str, scale: str = "linear") -> Layout:
+def sweep(axis: str, *metrics: str, xscale: str = "linear") -> Layout:
     """A number against another: a panel a metric and column, a line a row; and the numbers as a table."""
 
     def show(found: Sequence[Found]) -> Shown:
@@ -100,7 +100,7 @@ def sweep(axis: str, *metrics: str, scale: str = "linear") -> Layout:
                 for row in dict.fromkeys(f.case.row for f in own):
                     points = [(f.case.x, _value(f.results, metric)) for f in own if f.case.row == row]
                     _line(axes, row, [p for p in points if None not in p])
-                axes.set(xlabel=axis, ylabel=METRICS[metric][0], title=column, xscale=scale)
+                axes.set(xlabel=axis, ylabel=METRICS[metric][0], title=column, xscale=xscale)
             axes.legend()
         return Shown({"": (header, table)}, {"": figure})
 

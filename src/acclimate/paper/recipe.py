@@ -58,6 +58,10 @@ class Case:
         parts = [self.row, self.column, "" if self.x is None else f"{self.x:g}"]
         return re.sub(r"[^\w.+-]+", "-", " ".join(part for part in parts if part)).strip("-").lower()
 
+    def due(self, scale: Scale) -> list[Job]:
+        """What is to be measured of it, if it is not there."""
+        return [job for job in self.plan.jobs() if not scale.only or job.method in scale.only]
+
     def folder(self, out: Path, recipe: str) -> Path:
         """Where its results go."""
         return out / (self.home or recipe) / self.name
@@ -135,7 +139,10 @@ def reproduce(
     for case in recipe.plans(scale):
         run = Run(case.plan, case.folder(out, recipe.name), first.get(case.plan.model))
         first.setdefault(case.plan.model, run)
-        found.append(_carry_out(case, run, on_case))
+        found.append(_carry_out(case, run, case.due(scale), on_case))
+    found = [each for each in found if each.stored or each.measured]
+    if not found:
+        raise PlanError(f"{recipe.name} has nothing to show: it does not run {', '.join(scale.only)}")
     for model in first:
         if len(set().union(*(each.weights for each in found if each.case.plan.model == model))) > 1:
             raise PlanError(f"{out} has results of two networks that are both called {model}: choose another --out")
@@ -148,7 +155,7 @@ def reproduce(
         "title": recipe.title,
         "scale": scale.name,
         "command": command,
-        "origin": found[0].origins[0],  # each result tells its own, too
+        "origins": _distinct(origin for each in found for origin in each.origins),
         "cases": [_told(each) for each in found],
     }
     numbers = out / f"{recipe.name}.json"
@@ -156,15 +163,15 @@ def reproduce(
     return [*written, numbers]
 
 
-def _carry_out(case: Case, run: Run, on_case: Callable[[Case, int, Run], Tick] | None) -> Found:
+def _carry_out(case: Case, run: Run, due: Sequence[Job], on_case: Callable[[Case, int, Run], Tick] | None) -> Found:
     jobs = [*case.plan.jobs()]
     find, do = (_find_result, _do_result) if case.measure is None else (_find_measured, _do_measured)
     there: dict[Job, Any] = {job: each for job in jobs if (each := find(case, run, job)) is not None}
-    if len(there) < len(jobs):
+    if missing := [job for job in due if job not in there]:
         run.check()
-        tick = (lambda _: None) if on_case is None else on_case(case, len(jobs) - len(there), run)
-        there |= {job: do(case, run, job, tick) for job in jobs if job not in there}
-    found = [there[job] for job in jobs]
+        tick = (lambda _: None) if on_case is None else on_case(case, len(missing), run)
+        there |= {job: do(case, run, job, tick) for job in missing}
+    found = [there[job] for job in jobs if job in there]
     return Found(case, found) if case.measure is None else Found(case, measured=found)
 
 
@@ -182,7 +189,7 @@ def side_by_side(
     jobs: dict[tuple[Path, Job], tuple[float, str, str]] = {}  # two recipes may share a case
     for recipe in recipes:
         for case in recipe.plans(scale):
-            for job in case.plan.jobs():
+            for job in case.due(scale):
                 domains = len(case.plan.shifts or BENCHMARK)
                 cost = case.times * domains * sum(METHODS[job.method].cost) * (case.plan.images or scale.clean)
                 jobs.setdefault((case.folder(out, recipe.name), job), (cost, recipe.name, case.name))
@@ -205,7 +212,7 @@ def _one(recipe: str, scale: Scale, out: Path, name: str, job: Job) -> None:
 
     (case,) = (case for case in RECIPES[recipe].plans(scale) if case.name == name)
     alone = replace(case, plan=replace(case.plan, methods=(job.method,), seeds=(job.seed,)))
-    _carry_out(alone, Run(case.plan, case.folder(out, recipe)), None)
+    _carry_out(alone, Run(case.plan, case.folder(out, recipe)), [job], None)
 
 
 def _find_result(_: Case, run: Run, job: Job) -> Stored | None:
@@ -274,6 +281,10 @@ def _legend(rows: Sequence[Sequence[str]]) -> str:
     """What the marks of the paper's rows mean."""
     told = [f"{mark} {note}" for mark, note in paper_notes().items() if any(f"(paper{mark})" in row[0] for row in rows)]
     return f"\n{'; '.join(told)}.\n" if told else ""
+
+
+def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [json.loads(told) for told in dict.fromkeys(json.dumps(value) for value in values)]
 
 
 _KEPT = ("name", "accuracy", "ece", "forwards", "backwards", "seconds", "clean_accuracy", "kept", "gpu_memory")

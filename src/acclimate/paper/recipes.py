@@ -66,12 +66,11 @@ def everything(scale: Scale, scenario: str) -> Iterator[Case]:
     Of a method that starts anew with each image, one run serves every scenario.
     """
     for network in NETWORKS:
-        unfit = {"bn-adapt"} if network == "vit" else set()
-        fit = [name for name, method in METHODS.items() if method.task != "segmentation" and name not in unfit]
-        methods = [name for name in fit if not scale.only or name in scale.only]
+        methods = [name for name, method in METHODS.items() if method.task != "segmentation"]
+        if network == "vit":
+            methods.remove("bn-adapt")
         rest = [name for name in methods if name not in scale.few]
-        if rest:
-            yield Case("all", scale.plan(network, *rest, scenario=scenario, probe="none"), network)
+        yield Case("all", scale.plan(network, *rest, scenario=scenario, probe="none"), network)
         for name in methods:
             if name in scale.few:
                 own, home = ("lifelong", "lifelong") if METHODS[name].episodic else (scenario, "")
@@ -257,11 +256,11 @@ def rate(scale: Scale, network: Kind, method: str, times: float) -> float:
 @recipe(
     "rates",
     "Beyond the paper: multiples of the learning rate, lifelong",
-    sweep("times the usual learning rate", "accuracy", "ece", scale="log"),
-    "It shows whether a preset suits a network.",
+    sweep("times the usual learning rate", "accuracy", "ece", xscale="log"),
+    "It shows whether a preset suits a network; β stays as it is.",
 )
 def _(scale: Scale) -> Iterator[Case]:
-    for network, method, times in product(NETWORKS, ("tent", "eata", "eata-c"), (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)):
+    for network, method, times in product(NETWORKS, ("tent", "eata", "eata-c"), (0.05, 0.2, 1.0, 5.0, 30.0)):
         arguments = {"lr": rate(scale, network, method, times)}
         plan = scale.plan(network, method, arguments=arguments, scenario="lifelong", probe="none")
         yield Case(shown(method), plan, network, times)

@@ -33,11 +33,12 @@ class Scale:
     settings: Mapping[Kind, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     """Arguments of methods, where they differ from the presets."""
     presets: Mapping[Kind, str] = field(default_factory=lambda: {"resnet": "resnet50", "vit": "vit-base"})
+    """Whose hyper-parameters networks have."""
     few: Mapping[str, int] = field(default_factory=dict)
     """Images of each domain for methods that take long."""
 
     only: Sequence[str] = ()
-    """Of recipes that compare all methods, these; none named are all."""
+    """Methods that are measured; none named are all. What is there of others is shown, too."""
 
     def on(
         self,
