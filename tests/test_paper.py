@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -372,14 +373,21 @@ def test_the_command(tmp_path: Path) -> None:
     assert dry.exit_code == 0, dry.output
     assert "images met" in dry.output
     assert not (tmp_path / "out").exists()
-    done = runner.invoke(app, ["paper", "run", "calibration", "--seed", "0", "--seed", "1", *out])
+    some = runner.invoke(app, ["paper", "run", "calibration", "--method", "eata", *out, "--dry-run"])
+    assert re.search(r"calibration +1 +16 ", some.output), some.output
+    done = runner.invoke(
+        app, ["paper", "run", "calibration", "--seed", "0", "--seed", "1", "--probe-images", "24", *out]
+    )
     assert done.exit_code == 0, done.output
+    plan = json.loads((tmp_path / "out" / "digits" / "calibration" / "tent" / "plan.json").read_text())
+    assert plan["probe_images"] == 24
     assert "| EATAC |" in done.output
     assert "±" in done.output
     assert (tmp_path / "out" / "digits" / "calibration.svg").is_file()
     for words, message in (
         (["nonsense"], "no recipe 'nonsense': choose from lifelong"),
         (["toy", "--scale", "huge"], "no scale 'huge': choose from paper"),
+        (["toy", "--method", "magic"], "no method 'magic': choose from source"),
         (["mixed", "--scale", "cifar10"], "cannot run: the scale cifar10 needs cifar10:FOLDER"),
     ):
         wrong = runner.invoke(app, ["paper", "run", *words])

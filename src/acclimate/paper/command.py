@@ -53,6 +53,7 @@ def run_recipes(
     source: Annotated[str | None, typer.Option(help="Clean images for EATA, if --data has none.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Repeat for more than one.")] = None,
     images: Annotated[int | None, typer.Option(min=1, help="Of each domain; the scale's, unless given.")] = None,
+    probe_images: Annotated[int | None, typer.Option(min=1, help="Clean images that show what is forgotten.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="64, unless given.")] = None,
     device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
     engine: Annotated[str, typer.Option(help="eager, recorded or auto, as of `acclimate run`.")] = "eager",
@@ -82,6 +83,7 @@ def run_recipes(
         chosen = [recipe for recipe in RECIPES.values() if recipe.name != "imagenet-r"]
     fields: dict[str, Any] = {"images": images, "batch_size": batch_size, "seeds": tuple(seed) if seed else None}
     fields |= {"device": device, "engine": engine, "precision": precision, "workers": workers or None, "source": source}
+    fields["probe_images"] = probe_images
     networks = {kind: named for kind, named in (("resnet", resnet), ("vit", vit)) if named}
     command = shlex.join(["acclimate", *sys.argv[1:]])
     try:
