@@ -285,6 +285,11 @@ def test_with_few_classes_a_step_of_eata_pulls_as_much_towards_the_source(paper:
         assert optimizer.param_groups[0]["lr"] == rate
 
 
+def test_adapters_of_a_preset_share_no_selector() -> None:
+    one, other = (EATA.preset("segformer-b5", make("seg"), beta=0) for _ in range(2))
+    assert one.select is not other.select
+
+
 def test_the_outputs_of_a_network_are_its_last_layers() -> None:
     layers = [nn.BatchNorm2d(4), nn.Linear(4, 1000), nn.Linear(1000, 10)]
     assert Loaded("net", nn.Sequential(*layers), None).outputs == 10

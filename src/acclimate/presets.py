@@ -9,6 +9,7 @@ EATA's β falls as its rate rises, so that a step pulls as much towards the sour
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -101,4 +102,4 @@ def hyper_parameters(method: str, network: str) -> Settings:
     }
     if method not in table:
         raise ValueError(f"no preset of {method} for {network}: it has its own defaults")
-    return dict(table[method])
+    return deepcopy(table[method])  # a selector belongs to one adapter
