@@ -149,7 +149,7 @@ def test_the_page_of_results_is_filled_from_them() -> None:
     from benchmarks.paper import PAGE, filled
 
     page = PAGE.read_text()
-    assert page.count("| EATAC | ") == 4
+    assert page.count("<!-- end -->") == 7
     assert filled(page) == page
 
 
@@ -202,6 +202,22 @@ def test_what_is_said_to_hold_on_cifar10_does() -> None:
     for phrase in phrases:
         assert phrase in page, phrase
     assert told(single, "vit", "EATA") <= told(lifelong, "vit", "EATA")
+
+
+def test_what_is_said_of_the_sweeps_holds() -> None:
+    found = {}
+    for name in ("alpha", "beta", "drop"):
+        content = json.loads((ROOT / "benchmarks" / "results" / "paper" / f"sweep-{name}.json").read_text())
+        assert all(origin["commit"] for origin in content["origins"])
+        found[name] = {case["x"]: case["results"][0] for case in content["cases"]}
+    alpha, beta, drop = found.values()
+    page = " ".join((ROOT / "docs" / "results.md").read_text().split())
+    assert (
+        f"from {100 * alpha[0]['ece']:.1f} without the min-max entropy to {100 * alpha[0.1]['ece']:.1f} at 0.1" in page
+    )
+    assert max(r["accuracy"] for r in beta.values()) - min(r["accuracy"] for r in beta.values()) < 0.01
+    assert beta[0]["clean_after"] < min(beta[x]["clean_after"] for x in beta if x)
+    assert max(drop, key=lambda x: drop[x]["accuracy"]) == min(drop, key=lambda x: drop[x]["ece"]) == max(drop) == 0.4
 
 
 def test_the_speeds_are_the_committed_results() -> None:
