@@ -7,10 +7,10 @@ averages with the paper's beside; between `<!-- ablation.md -->` and `<!-- end -
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -88,8 +88,13 @@ def take_over(folder: Path, results: Path = RESULTS) -> list[Path]:
 
 def main() -> None:
     """Write the page anew."""
-    if len(sys.argv) > 1:
-        take_over(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "folder", type=Path, nargs="?", help="of a scale, such as paper/cifar10: taken over first"
+    )
+    folder = parser.parse_args().folder
+    if folder is not None:
+        take_over(folder)
     if not PAGE.is_file():
         raise SystemExit(f"there is no {PAGE.name} to fill: write it with blocks as above, after `acclimate paper run`")
     PAGE.write_text(filled(PAGE.read_text()))

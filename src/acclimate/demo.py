@@ -16,6 +16,7 @@ from .data.digits import load_digits
 from .evaluate import Result
 from .methods import METHODS
 from .models import digits_resnet, digits_vit
+from .presets import COTTA_ON_CIFAR10
 from .report import Section
 from .stream import Domain
 
@@ -33,7 +34,7 @@ KINDS = dict.fromkeys(("tent", "sar", "rdumb", "eta", "eata"), "entropy") | dict
 )
 
 ON_DIGITS: dict[str, dict[str, Any]] = {
-    "cotta": {"threshold": 0.92, "restoration": 0.01, "loss": "teacher"},  # its authors' for CIFAR-10, also ten classes
+    "cotta": COTTA_ON_CIFAR10,  # ten classes, too
     "rdumb": {"every": 10},  # the default, 1,000 batches, would never come
 }
 

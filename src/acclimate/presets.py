@@ -17,7 +17,7 @@ from torch.optim import Adam, AdamW
 
 from .selection import Everything, Reliable, Scaled
 
-__all__ = ["FEW", "NETWORKS", "hyper_parameters"]
+__all__ = ["COTTA_ON_CIFAR10", "FEW", "NETWORKS", "hyper_parameters"]
 
 Settings = dict[str, Any]
 
@@ -25,7 +25,9 @@ FEW = {"resnet50": "cifar-resnet", "vit-base": "cifar-vit"}
 """What to try in the place of the paper's, where there are few classes."""
 
 _source = {"statistics": "source"}  # one image at a time: its own statistics cost BN Adapt five points of mIoU
-_cotta = {"threshold": 0.92, "restoration": 0.01, "loss": "teacher"}  # its authors' for CIFAR-10
+
+COTTA_ON_CIFAR10: Settings = {"threshold": 0.92, "restoration": 0.01, "loss": "teacher"}
+"""Its authors' settings, besides the optimizer."""
 
 _ENTROPY: dict[str, Settings] = {
     "resnet50": {"lr": 2.5e-4},
@@ -66,14 +68,14 @@ _OTHERS: dict[str, dict[str, Settings]] = {
     },
     "cifar-resnet": {
         "MEMO": {"lr": 2.5e-4, "views": 32},  # its authors' 5e-3 is for GroupNorm
-        "CoTTA": {"optimizer": partial(Adam, lr=1e-3), **_cotta},
+        "CoTTA": {"optimizer": partial(Adam, lr=1e-3), **COTTA_ON_CIFAR10},
         "ROID": {"optimizer": partial(Adam, lr=1e-3)},
         "TEA": {"optimizer": partial(Adam, lr=1e-3)},
         "SAR": {"floor": 0.2 / 3},  # in proportion to ln C
     },
     "cifar-vit": {
         "MEMO": {"optimizer": partial(AdamW, lr=1e-5, weight_decay=0.01), "views": 32},
-        "CoTTA": {"optimizer": partial(Adam, lr=1e-3), **_cotta},
+        "CoTTA": {"optimizer": partial(Adam, lr=1e-3), **COTTA_ON_CIFAR10},
         "ROID": {"optimizer": partial(Adam, lr=1e-3)},
         "TEA": {"optimizer": partial(Adam, lr=1e-4)},
     },

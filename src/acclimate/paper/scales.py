@@ -36,7 +36,6 @@ class Scale:
     """Whose hyper-parameters networks have."""
     few: Mapping[str, int] = field(default_factory=dict)
     """Images of each domain for methods that take long."""
-
     only: Sequence[str] = ()
     """Methods that are measured; none named are all. What is there of others is shown, too."""
 
