@@ -89,9 +89,7 @@ def take_over(folder: Path, results: Path = RESULTS) -> list[Path]:
 def main() -> None:
     """Write the page anew."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "folder", type=Path, nargs="?", help="of a scale, such as paper/cifar10: taken over first"
-    )
+    parser.add_argument("folder", type=Path, nargs="?", help="of a scale, such as paper/cifar10: taken over first")
     folder = parser.parse_args().folder
     if folder is not None:
         take_over(folder)
