@@ -1,8 +1,8 @@
 """What stands around a step: `python -m benchmarks.overheads [--device cuda] [--out FOLDER]`.
 
 Importing the package against importing torch; the first call of a compiled adapter with an empty and with a filled
-cache, in processes of their own; a snapshot, a restore and a save against a step; images read a second by workers that
-have started. Medians, with the spread (first to third quartile). Writes `overheads_DEVICE.json`.
+cache, in processes of their own; a snapshot, a restore and a save against a step. Medians, with the spread (first to
+third quartile). Writes `overheads_DEVICE.json`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from acclimate import EATA, Engine
-from acclimate.data.folders import ImageFolder, Preprocess
 from acclimate.models import SmallResNet, SmallViT
-from acclimate.scenarios import drawn
-from acclimate.stream import Part
 
 from .command import command, write
 
@@ -115,38 +109,6 @@ def state(name: str, device: str, repeats: int) -> dict[str, dict[str, float]]:
         }
 
 
-def loading(device: str, images: int) -> list[dict[str, Any]]:
-    """Images a second out of JPEG files: of 224 pixels, as ImageNet-C has them, and photographs to be resized."""
-    from PIL import Image
-
-    found = []
-    generator = np.random.default_rng(0)
-    with tempfile.TemporaryDirectory() as folder:
-        for kind, (width, height) in {"224×224": (224, 224), "500×375, resized": (500, 375)}.items():
-            root = Path(folder) / kind.split(",")[0] / "class"
-            root.mkdir(parents=True)
-            coarse = generator.integers(0, 256, (16, 12, 16, 3), dtype=np.uint8)
-            for i in range(images):
-                picture = Image.fromarray(coarse[i % 16]).resize((width, height), Image.Resampling.BICUBIC)
-                picture.save(root / f"{i}.jpg", quality=90)
-            preprocess = Preprocess(None, None) if width == height else Preprocess(256, 224)
-            domain = ImageFolder(root.parent, preprocess)
-            for workers in sorted({0, 2, 4, 8, max((os.cpu_count() or 2) - 1, 1)}):
-                if workers > (os.cpu_count() or 2):
-                    continue
-                stream = drawn("images", Part(domain), batch_size=64, workers=workers)
-                ahead = 2 * workers + 1  # batches that are asked for at once
-                stream = replace(stream, picks=[*stream.picks] * (-(-64 * 5 * ahead // images)))
-                batches = iter(stream.on(device))
-                for _ in range(ahead):
-                    next(batches)
-                start = time.perf_counter()
-                count = sum(len(y) for _, y in batches)
-                spent = time.perf_counter() - start
-                found.append({"files": kind, "workers": workers, "images_per_second": count / spent})
-    return found
-
-
 def markdown(path: Path) -> str:
     """The lines of a page's table: a column a network."""
     content = json.loads(path.read_text())
@@ -161,9 +123,6 @@ def markdown(path: Path) -> str:
         },
         **{f"import {name}": [f"{seconds:.1f} s"] * 2 for name, seconds in imports.items()},
     }
-    for row in content["loading"]:
-        name = f"images read a second, {row['files']}, {row['workers']} workers"
-        lines[name] = [f"{row['images_per_second']:,.0f}"] * 2
     return "\n".join(f"| {name} | {' | '.join(values)} |" for name, values in lines.items())
 
 
@@ -171,7 +130,6 @@ def main() -> None:
     """Measure, print, write."""
     parser = command(__doc__)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--images", type=int, default=1024, help="files that are read")
     arguments = parser.parse_args()
     device = arguments.device
     names = ("ResNet-50", "ViT-Base") if device == "cuda" else ("small ResNet", "small ViT")
@@ -179,7 +137,6 @@ def main() -> None:
         "cores": os.cpu_count(),
         "imports": imports(5),
         "state": {name: state(name, device, arguments.repeats) for name in names},
-        "loading": loading(device, arguments.images),
         "start_up": {name: start_up(name, device) for name in names},
     }
     print(json.dumps(result, indent=1))
