@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from acclimate import METHODS, SAR, Adapter
+from acclimate.paper.published import paper_table_of
 
 from .command import command, write
 from .steps import Share, networks
@@ -26,7 +27,6 @@ from .steps import Share, networks
 IMAGES = 50_000
 SELECTING = {"eta", "eata", "eta-c", "eata-c", "rdumb"}
 KEPT = 0.6
-COLUMNS = ("network", "method", "engine", "ms a batch", "spread", "50,000 images, s", "peak MB")
 
 
 def make(method: str, network: str, x: Tensor, engine: str) -> Adapter:
@@ -84,13 +84,25 @@ def measure(method: str, network: str, x: Tensor, engine: str, repeats: int) -> 
 
 
 def markdown(file: Path) -> str:
-    """The table of a result file, for a page."""
-    lines = [list(COLUMNS), ["---"] * 3 + ["---:"] * 4]
-    for row in json.loads(file.read_text())["rows"]:
-        told = [row["network"], row["method"], row["engine"], f"{row['milliseconds']:,.1f}"]
-        told += [f"{row['low']:,.1f}–{row['high']:,.1f}", f"{row['seconds']:,.0f}"]
-        lines.append([*told, "" if row["peak_mb"] is None else f"{row['peak_mb']:,.0f}"])
+    """Seconds for 50,000 images and peak memory, a line a method, for a page; the paper's, on an A100, beside."""
+    rows = {(row["network"], row["method"]): row for row in json.loads(file.read_text())["rows"]}
+    networks, methods = ([*dict.fromkeys(key[place] for key in rows)] for place in (0, 1))
+    header, theirs = paper_table_of("efficiency") or ([], [])
+    paper = {(line[0], head): value for line in theirs for head, value in zip(header, line, strict=True)}
+    heads = [head for network in networks for head in (f"{network}: s", "MB", "paper: s", "MB")]
+    lines = [["", *heads], ["---", *["---:"] * len(heads)]]
+    for method in methods:
+        line = [method]
+        for network in networks:
+            row = rows.get((network, method))
+            line += ["–", "–"] if row is None else [f"{row['seconds']:,.0f}", f"{row['peak_mb'] or 0:,.0f}"]
+            line += [_whole(paper.get((method, f"{network} {what}"), "–")) for what in ("Time (s)", "Mem. (MB)")]
+        lines.append(line)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _whole(told: str) -> str:
+    return told if told == "–" else f"{float(told):,.0f}"
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 What is in that folder is taken over first, numbers, tables and figures, without the runs that they are made of.
 A block of the page between `<!-- lifelong: resnet -->` and `<!-- end -->` is that recipe's table for that network, our
-averages with the paper's beside; between `<!-- ablation.md -->` and `<!-- end -->` it is that file.
+averages with the paper's beside; between `<!-- ablation.md -->` and `<!-- end -->` it is that file; and
+`<!-- methods_h200 -->` begins what `benchmarks.methods` measured.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from statistics import mean, stdev
 from typing import Any
 
 from acclimate.paper.published import PaperRow, paper_notes, paper_rows
+
+from . import methods
 
 RESULTS = Path(__file__).parent / "results" / "paper"
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
@@ -71,10 +74,13 @@ def filled(page: str, results: Path = RESULTS) -> str:
     def block(found: re.Match[str]) -> str:
         name = found[1]
         recipe, _, network = name.partition(": ")
-        made = comparison(results / f"{recipe}.json", network) if network else (results / name).read_text().strip()
+        if name.startswith("methods_"):
+            made = methods.markdown(results.parent / f"{name}.json")
+        else:
+            made = comparison(results / f"{recipe}.json", network) if network else (results / name).read_text().strip()
         return f"<!-- {name} -->\n{made}\n<!-- end -->"
 
-    return re.sub(r"<!-- (\w[\w-]*(?:: \w+|\.md)) -->\n.*?<!-- end -->", block, page, flags=re.DOTALL)
+    return re.sub(r"<!-- (\w[\w-]*(?:: \w+|\.md|)) -->\n.*?<!-- end -->", block, page, flags=re.DOTALL)
 
 
 def take_over(folder: Path, results: Path = RESULTS) -> list[Path]:

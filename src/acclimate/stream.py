@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Generator, Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 __all__ = ["Batches", "Change", "Domain", "Drawn", "ImageSet", "Part", "Scenario", "Stream"]
 
@@ -185,7 +185,7 @@ def _collate(samples: Sequence[tuple[Tensor, int | Tensor, int]] | _Batch) -> tu
     if len({label.shape for label in labels if isinstance(label, Tensor)}) > 1:
         raise ValueError("labels of different sizes cannot be one batch: take one image at a time (batch size 1)")
     y = torch.stack([label if isinstance(label, Tensor) else torch.tensor(label) for label in labels])
-    return torch.stack(images), y, list(parts)
+    return default_collate([*images]), y, list(parts)  # in a worker, straight into shared memory
 
 
 def _floating(x: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ def read_image(path: Path, preprocess: Preprocess) -> Tensor:
             raise DataError(f"{path} is {width}×{height}: too small for a crop of {preprocess.crop}")
         left, top = (round((side - preprocess.crop) / 2) for side in (width, height))
         picture = picture.crop((left, top, left + preprocess.crop, top + preprocess.crop))
-    return torch.from_numpy(np.array(picture)).movedim(-1, 0).contiguous()
+    return torch.from_numpy(np.stack([np.asarray(band) for band in picture.split()]))
 
 
 def _resized(size: tuple[int, int], preprocess: Preprocess) -> tuple[int, int]:

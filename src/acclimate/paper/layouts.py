@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import product
+from itertools import product, zip_longest
 from statistics import mean, stdev
 from typing import Any
 
@@ -112,16 +112,21 @@ def by_domain(what: str) -> Layout:
 
     def show(found: Sequence[Found]) -> Shown:
         columns = list(dict.fromkeys(f.case.column for f in found))
+        down, across = -(-len(columns) // 2), min(2, len(columns))
         with mpl.rc_context(STYLE):
-            figure = Figure(figsize=(6.2 * min(2, len(columns)), 2.9 * -(-len(columns) // 2)), layout="constrained")
-            for place, column in enumerate(columns):
-                axes = figure.add_subplot(-(-len(columns) // 2), min(2, len(columns)), place + 1)
+            figure = Figure(figsize=(6.2 * across, 1 + 2.2 * down), layout="constrained")
+            panels = figure.subplots(down, across, sharex=True, squeeze=False).flat
+            for axes, column in zip_longest(panels, columns):
+                if column is None:
+                    axes.set_visible(False)
+                    continue
                 for each in (f for f in found if f.case.column == column):
                     _domains(axes, each, what)
                 axes.set_title(column)
-                axes.legend(fontsize=8)
+            figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
         metrics = ("accuracy", "clean") if what == "forgetting" else ("accuracy", "backwards")
-        return Shown(grid(*metrics)(found).tables, {"": figure})
+        table = [[f.case.column, f.case.row, *(_cell(f.results, m) for m in metrics)] for f in found]
+        return Shown({"": (["", "", *(METRICS[m][0] for m in metrics)], table)}, {"": figure})
 
     return show
 
