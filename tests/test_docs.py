@@ -106,6 +106,20 @@ def test_the_cost_of_a_method_is_measured(method: str) -> None:
     assert row["seconds"] == pytest.approx(row["milliseconds"] * 50_000 / 8 / 1e3)
 
 
+def test_reading_is_timed_after_what_was_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import loading
+
+    images = loading.files(tmp_path / "files" / "class", (40, 30), 3)
+    told = loading.stream(images, workers=2, batches=4)
+    assert (len(told), told.workers, loading.ahead(2)) == (9, 2, 5)
+    clock = iter([10.0, 12.0])
+    monkeypatch.setattr(loading.time, "perf_counter", lambda: next(clock))
+    used: list[int] = []
+    batches = [(torch.zeros(size, 3, 2, 2), torch.zeros(size)) for size in (5, 5, 4, 2)]
+    assert loading.rate(batches, 2, lambda x: used.append(len(x))) == (4 + 2) / 2.0
+    assert used == [5, 5, 4, 2]
+
+
 def test_the_scenes_are_the_committed_results() -> None:
     from acclimate.results import read_results
     from acclimate.tables import FORMATS, paper_table
