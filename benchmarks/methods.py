@@ -84,25 +84,22 @@ def measure(method: str, network: str, x: Tensor, engine: str, repeats: int) -> 
 
 
 def markdown(file: Path) -> str:
-    """Seconds for 50,000 images and peak memory, a line a method, for a page; the paper's, on an A100, beside."""
-    rows = {(row["network"], row["method"]): row for row in json.loads(file.read_text())["rows"]}
+    """Seconds for 50,000 images and peak memory in eager PyTorch, a line a method; the paper's, on an A100, beside."""
+    measured = [row for row in json.loads(file.read_text())["rows"] if row["engine"] == "eager"]
+    rows = {(row["network"], row["method"]): row for row in measured}
     networks, methods = ([*dict.fromkeys(key[place] for key in rows)] for place in (0, 1))
     header, theirs = paper_table_of("efficiency") or ([], [])
     paper = {(line[0], head): value for line in theirs for head, value in zip(header, line, strict=True)}
     heads = [head for network in networks for head in (f"{network}: s", "MB", "paper: s", "MB")]
     lines = [["", *heads], ["---", *["---:"] * len(heads)]]
     for method in methods:
-        line = [method]
+        numbers: list[float | str | None] = []
         for network in networks:
-            row = rows.get((network, method))
-            line += ["–", "–"] if row is None else [f"{row['seconds']:,.0f}", f"{row['peak_mb'] or 0:,.0f}"]
-            line += [_whole(paper.get((method, f"{network} {what}"), "–")) for what in ("Time (s)", "Mem. (MB)")]
-        lines.append(line)
+            row = rows.get((network, method), {})
+            numbers += [row.get("seconds"), row.get("peak_mb")]
+            numbers += [paper.get((method, f"{network} {what}")) for what in ("Time (s)", "Mem. (MB)")]
+        lines.append([method, *("–" if n in (None, "–") else f"{float(n):,.0f}" for n in numbers)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _whole(told: str) -> str:
-    return told if told == "–" else f"{float(told):,.0f}"
 
 
 def main() -> None:

@@ -80,7 +80,7 @@ def filled(page: str, results: Path = RESULTS) -> str:
             made = comparison(results / f"{recipe}.json", network) if network else (results / name).read_text().strip()
         return f"<!-- {name} -->\n{made}\n<!-- end -->"
 
-    return re.sub(r"<!-- (\w[\w-]*(?:: \w+|\.md|)) -->\n.*?<!-- end -->", block, page, flags=re.DOTALL)
+    return re.sub(r"<!-- (methods_\w+|\w[\w-]*(?:: \w+|\.md)) -->\n.*?<!-- end -->", block, page, flags=re.DOTALL)
 
 
 def take_over(folder: Path, results: Path = RESULTS) -> list[Path]:

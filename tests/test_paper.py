@@ -148,6 +148,9 @@ def test_tables_over_corruptions(tmp_path: Path) -> None:
         reproduce(RECIPES[name], scale, tmp_path)
         assert (tmp_path / f"{name}.md").is_file()
     assert "level 3 Acc." in (tmp_path / "mixed.md").read_text()
+    drawn = (tmp_path / "backwards.svg").read_text()
+    assert drawn.count("<!-- level ") == 5
+    assert drawn.count("<!-- fog -->") == 2, "below the last panel of each of two columns"
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import product, zip_longest
+from itertools import product
 from statistics import mean, stdev
 from typing import Any
 
@@ -115,15 +115,16 @@ def by_domain(what: str) -> Layout:
         down, across = -(-len(columns) // 2), min(2, len(columns))
         with mpl.rc_context(STYLE):
             figure = Figure(figsize=(6.2 * across, 1 + 2.2 * down), layout="constrained")
-            panels = figure.subplots(down, across, sharex=True, squeeze=False).flat
-            for axes, column in zip_longest(panels, columns):
-                if column is None:
-                    axes.set_visible(False)
-                    continue
+            legend: dict[str, Any] = {}
+            for place, column in enumerate(columns, 1):
+                axes = figure.add_subplot(down, across, place)
                 for each in (f for f in found if f.case.column == column):
                     _domains(axes, each, what)
                 axes.set_title(column)
-            figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
+                axes.tick_params(labelbottom=place > len(columns) - across)
+                handles, labels = axes.get_legend_handles_labels()
+                legend |= zip(labels, handles, strict=True)
+            figure.legend(legend.values(), legend.keys(), loc="outside upper center", ncols=6)
         metrics = ("accuracy", "clean") if what == "forgetting" else ("accuracy", "backwards")
         table = [[f.case.column, f.case.row, *(_cell(f.results, m) for m in metrics)] for f in found]
         return Shown({"": (["", "", *(METRICS[m][0] for m in metrics)], table)}, {"": figure})
