@@ -266,6 +266,18 @@ def _(scale: Scale) -> Iterator[Case]:
         yield Case(shown(method), plan, network, times)
 
 
+@recipe(
+    "drop-rates",
+    "Beyond the paper: EATA-C's drop ratio by its learning rate",
+    sweep("drop ratio", "accuracy", "ece"),
+    "A sub-network that differs more has the greater loss, so that it is a higher rate, too: it shows what is left.",
+)
+def _(scale: Scale) -> Iterator[Case]:
+    for times, drop in product((0.5, 1.0, 3.0), (0.1, 0.2, 0.4, 0.6, 0.8)):
+        arguments = {"drop": drop, "lr": rate(scale, "vit", "eata-c", times)}
+        yield Case(f"{times:g} × the rate", noise(scale, "vit", "eata-c", arguments), x=drop)
+
+
 # Studies -----------------------------------------------------------------------------------------------------------
 
 LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
