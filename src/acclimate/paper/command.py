@@ -85,7 +85,7 @@ def run_recipes(
     fields |= {"device": device, "engine": engine, "precision": precision, "workers": workers or None, "source": source}
     fields["probe_images"] = probe_images
     networks = {kind: named for kind, named in (("resnet", resnet), ("vit", vit)) if named}
-    command = shlex.join(["acclimate", *sys.argv[1:]])
+    command = shlex.join(["acclimate", *_anywhere(sys.argv[1:])])
     try:
         at = SCALES[scale].on(data=data, networks=networks, only=tuple(method or ()), **fields)  # type: ignore[arg-type]
         _tell(chosen, at, out / at.name)
@@ -114,6 +114,12 @@ def run_recipes(
             console.print(f"written: {', '.join(str(file) for file in written)}", soft_wrap=True, highlight=False)
     except EXPECTED as error:
         refuse("cannot run", error)
+
+
+def _anywhere(words: Sequence[str]) -> list[str]:
+    """A command without `--out`, which says nothing of its results and may be a path of one's own machine."""
+    before = ["", *words]
+    return [word for word, last in zip(words, before, strict=False) if "--out" not in (last, word.partition("=")[0])]
 
 
 def _tell(recipes: Sequence[Recipe], scale: Scale, out: Path) -> None:
