@@ -32,9 +32,11 @@ if not torch.cuda.is_available():
     _library = _declare_torchvision_operators()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
         return
+    if config.option.markexpr == "gpu":  # all skipped would look as if they had passed
+        raise pytest.UsageError("-m gpu asks for tests that need a CUDA device, and there is none here")
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and runs there by: python -m pytest -m gpu"))

@@ -362,6 +362,9 @@ def test_what_is_said_of_the_sweeps_holds() -> None:
     assert all(found[row, 0.4]["ece"] < found[row, 0.2]["ece"] for row in rows)
     assert all(found[row, 0.8]["accuracy"] < found[row, 0.6]["accuracy"] for row in rows)
     assert all(found[row, 0.8]["ece"] > found[row, 0.6]["ece"] for row in rows)
+    for x in (0.1, 0.2):  # a higher rate gains accuracy, but not calibration
+        assert found["3 × the rate", x]["accuracy"] > found["1 × the rate", x]["accuracy"] + 2
+        assert found["3 × the rate", x]["ece"] > found["1 × the rate", x]["ece"]
     told = [f"{min(gain):.1f} to {max(gain):.1f}" for gain in better.values()]
     said("at each of three rates 0.4 is better than 0.2 by {} points of accuracy and {} of ECE".format(*told))
 
@@ -413,6 +416,18 @@ def test_the_speeds_are_the_committed_results() -> None:
         fast = f"{there['ours']:,.0f} | {there['ratio']:.0f}× | {here['ours']:,.0f} | {here['ratio']:.1f}×"
         line = f"| {family} | {fast} |"
         assert line in page, line
+
+
+def test_gpu_tests_that_are_asked_for_are_not_skipped_in_silence(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """As CONTRIBUTING has it, `pytest -m gpu`: without a GPU it fails."""
+    import conftest
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(request.config.option, "markexpr", "gpu")
+    with pytest.raises(pytest.UsageError, match="none here"):
+        conftest.pytest_collection_modifyitems(request.config, [])
 
 
 def test_every_method_has_a_row_and_a_page() -> None:
