@@ -14,6 +14,7 @@ import torch
 
 from acclimate.evaluate import origin
 from acclimate.files import write_text
+from acclimate.terminal import repeatable
 
 __all__ = ["command", "path", "write"]
 
@@ -35,11 +36,9 @@ def path(name: str, arguments: argparse.Namespace) -> Path:
 
 def write(name: str, arguments: argparse.Namespace, result: dict[str, Any]) -> None:
     """The result file, with the command and what it ran on."""
-    file, words = path(name, arguments), sys.argv[1:]
-    if "--out" in words:
-        del words[words.index("--out") : words.index("--out") + 2]
+    file = path(name, arguments)
     told = {
-        "command": shlex.join(["python", "-m", f"benchmarks.{name}", *words]),
+        "command": shlex.join(["python", "-m", f"benchmarks.{name}", *repeatable(sys.argv[1:])]),
         "origin": origin(torch.device(arguments.device)),
     }
     file.parent.mkdir(parents=True, exist_ok=True)

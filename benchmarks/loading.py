@@ -28,29 +28,19 @@ from acclimate.scenarios import drawn
 from acclimate.stream import Drawn, Part
 
 from .command import command, write
-from .steps import Share
+from .steps import Share, networks
 
 KINDS = {"224×224": (224, 224), "500×375, resized": (500, 375)}
 BATCH = 64
 KEPT = 0.18
 
 
-def network(device: str) -> nn.Module:
-    """Of images of 224 pixels."""
-    if device == "cpu":
-        return nn.Sequential(nn.AvgPool2d(7), SmallViT(width=128, depth=6, channels=3))
-    import timm
-
-    model: nn.Module = timm.create_model("vit_base_patch16_224")
-    return model
-
-
 def make(device: str) -> EATA:
-    """With a fixed share of samples kept."""
+    """On images of 224 pixels, with a fixed share of samples kept."""
     torch.manual_seed(0)
-    select = Share().to(device)
-    select.share.fill_(KEPT)
-    return EATA(network(device).to(device).eval(), beta=0, select=select, engine="auto")
+    small = nn.Sequential(nn.AvgPool2d(7), SmallViT(width=128, depth=6, channels=3))
+    model = networks(device)["ViT-Base"][0]() if device == "cuda" else small
+    return EATA(model.to(device).eval(), beta=0, select=Share(KEPT).to(device), engine="auto")
 
 
 def files(folder: Path, size: tuple[int, int], count: int) -> ImageFolder:

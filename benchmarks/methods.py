@@ -34,16 +34,13 @@ def make(method: str, network: str, x: Tensor, engine: str) -> Adapter:
     torch.manual_seed(0)
     arguments: dict[str, Any] = {"engine": engine}
     if method in SELECTING:
-        select = Share().to(x.device)
-        select.share.fill_(KEPT)
-        arguments["select"] = select
+        arguments["select"] = Share(KEPT).to(x.device)
     if method in ("eata", "eata-c"):
         arguments["source"] = [x[:8]]
     model = networks(x.device.type)[network][0]().to(x.device).eval()
     adapter = METHODS[method].preset("vit-base" if "ViT" in network else "resnet50", model, **arguments)
     if isinstance(adapter, SAR):  # which takes no select=
-        adapter.reliable = Share().to(x.device)  # type: ignore[assignment]
-        adapter.reliable.share.fill_(KEPT)
+        adapter.reliable = Share(KEPT).to(x.device)  # type: ignore[assignment]
     return adapter
 
 

@@ -35,9 +35,9 @@ PARTS = ("table", "batches")
 class Share(Selector):
     """Keeps a fixed share of a batch, spread over it."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: float = 1.0) -> None:
         super().__init__()
-        self.register_buffer("share", torch.tensor(1.0))
+        self.register_buffer("share", torch.tensor(share))
 
     def forward(self, logits: Tensor) -> Tensor:
         """One for the kept."""

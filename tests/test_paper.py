@@ -21,11 +21,11 @@ from acclimate.data.on_the_fly import Corrupted
 from acclimate.evaluate import evaluate
 from acclimate.experiment import Run
 from acclimate.paper import studies
-from acclimate.paper.command import _anywhere
 from acclimate.paper.recipe import Case, Recipe, Shown, reproduce, side_by_side
 from acclimate.paper.recipes import RECIPES
 from acclimate.paper.scales import SCALES, Scale
 from acclimate.plan import Job, PlanError
+from acclimate.terminal import repeatable
 from acclimate.zoo import NetworkError, load_network
 from benchmarks.paper import filled, take_over
 
@@ -369,7 +369,7 @@ def test_selected_samples_are_surer_than_removed_ones(tmp_path: Path) -> None:
 
 def test_a_kept_command_names_no_folder_of_ones_own() -> None:
     words = ["paper", "run", "toy", "--out", "mine", "--seed", "1", "--out=mine"]
-    assert _anywhere(words) == ["paper", "run", "toy", "--seed", "1"]
+    assert repeatable(words) == ["paper", "run", "toy", "--seed", "1"]
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from .evaluate import Result
     from .experiment import Run
 
-__all__ = ["EXPECTED", "console", "duration", "print_table", "progress_bars", "refuse", "show_plan"]
+__all__ = ["EXPECTED", "console", "duration", "print_table", "progress_bars", "refuse", "repeatable", "show_plan"]
 
 console = Console()
 
@@ -27,6 +28,13 @@ def refuse(what: str, error: BaseException) -> NoReturn:
     """Say what is wrong, and stop."""
     console.print(f"[red bold]{what}:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
     raise typer.Exit(2) from error
+
+
+def repeatable(words: Sequence[str]) -> list[str]:
+    """A command without `--out`, which says nothing of its results and may be a path of one's own machine."""
+    return [
+        word for last, word in zip(["", *words], words, strict=False) if "--out" not in (last, word.partition("=")[0])
+    ]
 
 
 def show_plan(job: Run) -> None:

@@ -12,7 +12,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..terminal import EXPECTED, console, duration, progress_bars, refuse
+from ..terminal import EXPECTED, console, duration, progress_bars, refuse, repeatable
 
 if TYPE_CHECKING:
     from ..experiment import Run
@@ -85,7 +85,7 @@ def run_recipes(
     fields |= {"device": device, "engine": engine, "precision": precision, "workers": workers or None, "source": source}
     fields["probe_images"] = probe_images
     networks = {kind: named for kind, named in (("resnet", resnet), ("vit", vit)) if named}
-    command = shlex.join(["acclimate", *_anywhere(sys.argv[1:])])
+    command = shlex.join(["acclimate", *repeatable(sys.argv[1:])])
     try:
         at = SCALES[scale].on(data=data, networks=networks, only=tuple(method or ()), **fields)  # type: ignore[arg-type]
         _tell(chosen, at, out / at.name)
@@ -114,12 +114,6 @@ def run_recipes(
             console.print(f"written: {', '.join(str(file) for file in written)}", soft_wrap=True, highlight=False)
     except EXPECTED as error:
         refuse("cannot run", error)
-
-
-def _anywhere(words: Sequence[str]) -> list[str]:
-    """A command without `--out`, which says nothing of its results and may be a path of one's own machine."""
-    before = ["", *words]
-    return [word for word, last in zip(words, before, strict=False) if "--out" not in (last, word.partition("=")[0])]
 
 
 def _tell(recipes: Sequence[Recipe], scale: Scale, out: Path) -> None:
