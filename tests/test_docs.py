@@ -16,7 +16,9 @@ from acclimate import METHODS, Source
 from acclimate.data.digits import load_digits
 from acclimate.evaluate import Result
 from acclimate.models import digits_resnet
-from acclimate.paper.published import paper_rows, paper_table_of
+from acclimate.paper.numbers import join, show
+from acclimate.paper.published import paper_rows
+from acclimate.paper.recipes import RECIPES
 from acclimate.report import markdown
 from acclimate.results import read_results
 from acclimate.tables import FORMATS
@@ -136,7 +138,7 @@ def test_reading_is_timed_after_what_was_under_way(tmp_path: Path, monkeypatch: 
 
 def test_the_scenes_are_the_committed_results() -> None:
     from acclimate.results import read_results
-    from acclimate.tables import FORMATS, paper_table
+    from acclimate.tables import paper_table
 
     folder, page = ROOT / "benchmarks" / "results" / "camvid", (ROOT / "docs" / "segmentation.md").read_text()
     results = read_results([folder])
@@ -179,15 +181,19 @@ def measured(recipe: str) -> Measured:
     return found
 
 
-def test_the_page_of_results_is_filled_from_them() -> None:
+def test_the_page_of_results_is_filled_from_them(tmp_path: Path) -> None:
     from benchmarks.paper import PAGE, RESULTS, filled
 
     page = PAGE.read_text()
     assert page.count("<!-- end -->") == 16
     assert filled(page) == page
-    for file in RESULTS.glob("*-paper.md"):
-        header, rows = paper_table_of(file.stem.removesuffix("-paper")) or ([], [])
-        assert file.read_text().split("\n\n")[0].strip() == FORMATS["markdown"](header, rows).strip()
+    recipes = [*RESULTS.glob("*.json")]
+    assert len(recipes) == 13
+    for file in recipes:
+        drawn = show(RECIPES[file.stem], join([file]), tmp_path)
+        assert (tmp_path / file.name).read_text() == file.read_text()
+        for table in (path for path in drawn if path.suffix == ".md"):
+            assert table.read_text() == (RESULTS / table.name).read_text(), table.name
 
 
 def test_what_is_said_to_hold_on_cifar10_does() -> None:

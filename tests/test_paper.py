@@ -21,6 +21,7 @@ from acclimate.data.on_the_fly import Corrupted
 from acclimate.evaluate import evaluate
 from acclimate.experiment import Run
 from acclimate.paper import studies
+from acclimate.paper.numbers import join, show
 from acclimate.paper.recipe import Case, Recipe, Shown, reproduce, side_by_side
 from acclimate.paper.recipes import RECIPES
 from acclimate.paper.scales import SCALES, Scale
@@ -497,7 +498,7 @@ def test_networks_of_ours_come_from_files_too(tmp_path: Path) -> None:
 
 
 def test_the_papers_marks_are_explained() -> None:
-    from acclimate.paper.recipe import _legend
+    from acclimate.paper.numbers import _legend
 
     rows = [["Tent (paper†)", "1"], ["EATAC†, all parameters", "2"], ["MEMO (paper*)", "3"]]
     assert _legend(rows).strip() == (
@@ -538,3 +539,61 @@ def test_the_networks_for_cifar10_come_with_the_package(name: str) -> None:
     assert all(p.dtype == torch.float32 and bool(p.isfinite().all()) for p in net.parameters())
     logits = net(torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))).detach()
     assert float(logits.softmax(1).amax(1).min()) > 0.2, "a trained network is sure of something"
+
+
+def test_methods_that_were_measured_apart_are_joined(tmp_path: Path) -> None:
+    scale, recipe = tiny(images=16, shifts=("fog",)), RECIPES["lifelong"]
+    for where, only in (("one", ("tent",)), ("two", ("source", "tent")), ("whole", ("source", "tent"))):
+        reproduce(recipe, scale.on(only=only), tmp_path / where, command=f"acclimate {where}")
+    files = [str(tmp_path / where / "lifelong.json") for where in ("one", "two")]
+    done = CliRunner().invoke(app, ["paper", "join", *files, "--out", str(tmp_path / "joined")])
+    assert done.exit_code == 0, done.output
+    assert "| Tent (lr=" in done.output
+    for name in ("lifelong-resnet.md", "lifelong-vit.tex"):
+        assert (tmp_path / "joined" / name).read_text() == (tmp_path / "whole" / name).read_text()
+    joined, one, two = (
+        json.loads((tmp_path / where / "lifelong.json").read_text()) for where in ("joined", "one", "two")
+    )
+    assert joined["command"] == "acclimate one && acclimate two"
+    assert joined["cases"] == two["cases"], "what both have is the later's"
+    assert one["cases"] != two["cases"]
+    assert joined["cases"][0]["results"][0]["nll"] is not None
+
+
+def test_what_cannot_be_joined_is_refused(tmp_path: Path) -> None:
+    scale = tiny(images=16, shifts=("fog",), precision="fp32").on(only=("source",))
+    for where, name, other in (
+        ("a", "lifelong", {}),
+        ("b", "single-domain", {}),
+        ("c", "lifelong", {"batch_size": 8}),
+        ("d", "lifelong", {"seeds": (1,), "engine": "recorded"}),
+        ("e", "lifelong", {"seeds": (1,)}),
+    ):
+        reproduce(RECIPES[name], scale.on(**other), tmp_path / where)
+    first = tmp_path / "a" / "lifelong.json"
+    with pytest.raises(PlanError, match="two recipes, lifelong and single-domain"):
+        join([first, tmp_path / "b" / "single-domain.json"])
+    with pytest.raises(PlanError, match="in two ways: batch_size is 16 and 8"):
+        join([first, tmp_path / "c" / "lifelong.json"])
+    with pytest.raises(PlanError, match="seeds of Source were measured in two ways"):
+        join([first, tmp_path / "d" / "lifelong.json"])
+    (resnet, _) = join([first, tmp_path / "e" / "lifelong.json"])["cases"]
+    assert [result["seed"] for result in resnet["results"]] == [0, 1]
+    content = json.loads(first.read_text())
+    content["cases"][0]["results"][0]["origin"]["model"] = "another"
+    (tmp_path / "other.json").write_text(json.dumps(content))
+    whole = join([tmp_path / "other.json", tmp_path / "e" / "lifelong.json"])
+    with pytest.raises(PlanError, match="two networks that are both called digits-resnet"):
+        show(RECIPES["lifelong"], whole, tmp_path / "out")
+    (tmp_path / "broken.json").write_text("[]")
+    with pytest.raises(PlanError, match="is damaged, or holds no numbers"):
+        join([tmp_path / "broken.json"])
+
+
+@pytest.mark.parametrize("name", ["held-out", "calibration"])
+def test_numbers_are_enough_to_draw_anew(name: str, tmp_path: Path) -> None:
+    """Figures too: what was measured besides accuracy, and the bins of reliability."""
+    reproduce(cut(name, 2), tiny(shifts=("fog",)), tmp_path / "a")
+    whole = join([tmp_path / "a" / f"{name}.json"])
+    for file in show(RECIPES[name], whole, tmp_path / "b"):
+        assert file.read_text() == (tmp_path / "a" / file.name).read_text(), file.name

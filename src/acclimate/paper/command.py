@@ -108,12 +108,37 @@ def run_recipes(
                     return lambda note: progress.update(task, advance=1, note=note)
 
                 written = reproduce(recipe, at, out / at.name, command=command, on_case=begin)
-            for file in written:
-                if file.suffix == ".md":
-                    typer.echo(f"\n{recipe.title}\n\n{file.read_text()}")
-            console.print(f"written: {', '.join(str(file) for file in written)}", soft_wrap=True, highlight=False)
+            _show(recipe, written)
     except EXPECTED as error:
         refuse("cannot run", error)
+
+
+@paper.command("join")
+def join_files(
+    files: Annotated[list[Path], typer.Argument(help="NAME.json of one recipe, as `paper run` writes it.")],
+    out: Annotated[Path, typer.Option(help="Folder for the tables, the figures and the one file.")],
+) -> None:
+    """Make one table of what was measured apart, such as methods on several machines; later files count more."""
+    from .numbers import join, show
+    from .recipes import RECIPES
+
+    try:
+        whole = join(files)
+        recipe = RECIPES.get(whole["recipe"])
+        if recipe is None:
+            raise ValueError(f"there is no recipe {whole['recipe']!r} any more")
+        written = show(recipe, whole, out)
+    except EXPECTED as error:
+        refuse("cannot join", error)
+    _show(recipe, written)
+
+
+def _show(recipe: Recipe, written: Sequence[Path]) -> None:
+    """Its tables, and where they are."""
+    for file in written:
+        if file.suffix == ".md":
+            typer.echo(f"\n{recipe.title}\n\n{file.read_text()}")
+    console.print(f"written: {', '.join(str(file) for file in written)}", soft_wrap=True, highlight=False)
 
 
 def _tell(recipes: Sequence[Recipe], scale: Scale, out: Path) -> None:

@@ -9,101 +9,26 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 
 from ..data.corruptions import BENCHMARK
-from ..evaluate import Result, origin
+from ..evaluate import origin
 from ..experiment import Run
 from ..files import write_text
 from ..methods import METHODS, Source
 from ..plan import Job, Plan, PlanError
 from ..results import Stored
-from ..tables import FORMATS
-from .published import paper_notes, paper_table_of
+from .found import Case, Found, Measure, Shown, Tick
+from .numbers import write
 from .scales import Scale
 
 __all__ = ["Case", "Found", "Measure", "Recipe", "Shown", "Tick", "reproduce", "side_by_side"]
-
-Tick = Callable[[str], None]
-"""Told after each batch, with a note."""
-Measure = Callable[[Run, Job, Tick], dict[str, Any]]
-"""What a case measures for a method and a seed, where it is not accuracy along a scenario: plain data."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """A plan and its place: a row (a line of a figure), a column (a group of them), a number on an axis."""
-
-    row: str
-    plan: Plan
-    column: str = ""
-    x: float | None = None
-    measure: Measure | None = None
-    times: float = 1
-    """About how often it goes through its images."""
-    home: str = ""
-    """Whose folder it is in, where several recipes have it; else its own recipe's."""
-
-    @property
-    def name(self) -> str:
-        """Of its folder."""
-        parts = [self.row, self.column, "" if self.x is None else f"{self.x:g}"]
-        return re.sub(r"[^\w.+-]+", "-", " ".join(part for part in parts if part)).strip("-").lower()
-
-    def due(self, scale: Scale) -> list[Job]:
-        """What is to be measured of it, if it is not there."""
-        return [job for job in self.plan.jobs() if not scale.only or job.method in scale.only]
-
-    def folder(self, out: Path, recipe: str) -> Path:
-        """Where its results go."""
-        return out / (self.home or recipe) / self.name
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a case showed, for each method and seed: results along a scenario, or what it measured besides."""
-
-    case: Case
-    stored: Sequence[Stored] = ()
-    measured: Sequence[dict[str, Any]] = ()
-    """Each with the `origin` and the `weights` of the network that it was `measured` with."""
-
-    @property
-    def results(self) -> list[Result]:
-        """Without what they were stored with."""
-        return [stored.result for stored in self.stored]
-
-    @property
-    def values(self) -> list[dict[str, Any]]:
-        """What was measured, alone."""
-        return [each["measured"] for each in self.measured]
-
-    @property
-    def origins(self) -> list[dict[str, Any]]:
-        """Where, with which versions and at which commit it was measured."""
-        return [*(result.origin for result in self.results), *(each["origin"] for each in self.measured)]
-
-    @property
-    def weights(self) -> set[str]:
-        """Fingerprints of the networks that it ran on."""
-        told = {str(stored.content["fingerprint"]["weights"]) for stored in self.stored}
-        return told | {each["weights"] for each in self.measured}
-
-
-@dataclass
-class Shown:
-    """A recipe's form: tables as (header, rows), and figures."""
-
-    tables: dict[str, tuple[list[str], list[list[str]]]] = field(default_factory=dict)
-    figures: dict[str, Figure] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -143,24 +68,7 @@ def reproduce(
     found = [each for each in found if each.stored or each.measured]
     if not found:
         raise PlanError(f"{recipe.name} has nothing to show: it does not run {', '.join(scale.only)}")
-    for model in first:
-        if len(set().union(*(each.weights for each in found if each.case.plan.model == model))) > 1:
-            raise PlanError(f"{out} has results of two networks that are both called {model}: choose another --out")
-    shown = recipe.show(found)
-    if published := paper_table_of(recipe.name):
-        shown.tables["paper"] = published
-    written = [*_written(shown, out, recipe.name)]
-    content = {
-        "recipe": recipe.name,
-        "title": recipe.title,
-        "scale": scale.name,
-        "command": command,
-        "origins": _distinct(origin for each in found for origin in each.origins),
-        "cases": [_told(each) for each in found],
-    }
-    numbers = out / f"{recipe.name}.json"
-    write_text(numbers, json.dumps(content, indent=1) + "\n")
-    return [*written, numbers]
+    return write(recipe, found, out, scale=scale.name, command=command)
 
 
 def _carry_out(case: Case, run: Run, due: Sequence[Job], on_case: Callable[[Case, int, Run], Tick] | None) -> Found:
@@ -262,48 +170,3 @@ def _settings(plan: Plan, job: Job) -> dict[str, Any]:
 def _measured(job: Job) -> str:
     """The file of what was measured, which is no result of `acclimate run`."""
     return f"{job.method}.{job.seed}.json"
-
-
-def _written(shown: Shown, out: Path, name: str) -> Iterator[Path]:
-    out.mkdir(parents=True, exist_ok=True)
-    for part, (header, rows) in shown.tables.items():
-        for suffix, layout in ((".md", "markdown"), (".csv", "csv"), (".tex", "latex")):
-            file = out / f"{name}{part and '-' + part}{suffix}"
-            write_text(file, FORMATS[layout](header, rows) + (_legend(rows) if layout == "markdown" else ""))
-            yield file
-    for part, figure in shown.figures.items():
-        file = out / f"{name}{part and '-' + part}.svg"
-        figure.savefig(file, metadata={"Date": None})
-        yield file
-
-
-def _legend(rows: Sequence[Sequence[str]]) -> str:
-    """What the marks of the paper's rows mean."""
-    told = [f"{mark} {note}" for mark, note in paper_notes().items() if any(f"(paper{mark})" in row[0] for row in rows)]
-    return f"\n{'; '.join(told)}.\n" if told else ""
-
-
-def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [json.loads(told) for told in dict.fromkeys(json.dumps(value) for value in values)]
-
-
-_KEPT = ("name", "accuracy", "ece", "forwards", "backwards", "seconds", "clean_accuracy", "kept", "gpu_memory")
-
-
-def _told(found: Found) -> dict[str, Any]:
-    case = found.case
-    told: dict[str, Any] = {"row": case.row, "column": case.column, "x": case.x, "plan": case.plan.as_dict()}
-    if found.measured:
-        return {**told, "measured": [{k: v for k, v in each.items() if k != "settings"} for each in found.measured]}
-    return {**told, "results": [_summary(result) for result in found.results]}
-
-
-def _summary(result: Result) -> dict[str, Any]:
-    """Without the bins of each domain; they are summed."""
-    whole: Mapping[str, Any] = result.as_dict()
-    domains = [{name: getattr(domain, name) for name in _KEPT} for domain in result.domains]
-    bins = {
-        name: [sum(values) for values in zip(*(getattr(d, name) for d in result.domains), strict=True)]
-        for name in ("count", "confident", "correct")
-    }
-    return {**{k: v for k, v in whole.items() if k != "domains"}, "bins": bins, "domains": domains}
