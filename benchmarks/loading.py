@@ -1,8 +1,9 @@
 """Whether adaptation waits for images: `python -m benchmarks.loading [--device cuda] [--out FOLDER]`.
 
 Images a second that EATA takes (compiled, 18 % kept; ViT-Base on a GPU, a small ViT elsewhere) when they are in memory
-already, and JPEG files: read alone, and read for it, by a growing number of workers that have started. Files of 224
-pixels, as ImageNet-C has them, and photographs that are resized.
+already, and when they come from files: JPEGs, or pixels that were decoded before (`--cache`); read alone, and read for
+it, by a growing number of workers that have started. Files of 224 pixels, as ImageNet-C has them, smooth or full of
+noise, and photographs that are resized.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -22,15 +24,18 @@ from PIL import Image
 from torch import Tensor, nn
 
 from acclimate import EATA
+from acclimate.data.decoded import Decoded
 from acclimate.data.folders import ImageFolder, Preprocess
 from acclimate.models import SmallViT
 from acclimate.scenarios import drawn
-from acclimate.stream import Drawn, Part
+from acclimate.stream import Drawn, ImageSet, Part
 
 from .command import command, write
 from .steps import Share, networks
 
-KINDS = {"224×224": (224, 224), "500×375, resized": (500, 375)}
+KINDS = {"224×224, smooth": (224, 224, 0), "224×224, noisy": (224, 224, 60), "500×375, resized": (500, 375, 15)}
+"""Width, height, and the deviation of their noise."""
+WINDOWS = 3
 BATCH = 64
 KEPT = 0.18
 
@@ -43,19 +48,23 @@ def make(device: str) -> EATA:
     return EATA(model.to(device).eval(), beta=0, select=Share(KEPT).to(device), engine="auto")
 
 
-def files(folder: Path, size: tuple[int, int], count: int) -> ImageFolder:
-    """Smooth pictures, each saved once."""
-    coarse = np.random.default_rng(0).integers(0, 256, (16, 12, 16, 3), dtype=np.uint8)
+def files(folder: Path, size: tuple[int, int], noise: float, count: int) -> ImageFolder:
+    """Pictures as JPEGs of ImageNet-C's quality."""
+    draw = np.random.default_rng(0)
     folder.mkdir(parents=True)
+    some = []
+    for coarse in draw.integers(0, 256, (16, 12, 16, 3), dtype=np.uint8):
+        smooth = np.asarray(Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC), np.float32)
+        some.append((smooth + noise * draw.standard_normal(smooth.shape, np.float32)).clip(0, 255).astype(np.uint8))
     for i in range(count):
-        Image.fromarray(coarse[i % 16]).resize(size, Image.Resampling.BICUBIC).save(folder / f"{i}.jpg", quality=90)
-    return ImageFolder(folder.parent, Preprocess() if size[0] == size[1] else Preprocess(256, 224))
+        Image.fromarray(some[i % 16]).save(folder / f"{i}.jpg", quality=85, optimize=True)
+    return ImageFolder(folder.parent, Preprocess(256, 224) if size[0] != size[1] else Preprocess(crop=size[0]))
 
 
-def stream(images: ImageFolder, workers: int, batches: int) -> Drawn:
-    """The images again and again, `batches` and those that are under way when the time starts."""
+def stream(images: ImageSet, workers: int, batches: int) -> Drawn:
+    """The images again and again: windows of `batches`, and those that are under way when the time starts."""
     once = drawn("images", Part(images), batch_size=BATCH, workers=workers)
-    total = BATCH * (batches + ahead(workers))
+    total = BATCH * (WINDOWS * batches + ahead(workers))
     return replace(once, picks=([*once.picks] * (-(-total // len(images))))[:total])
 
 
@@ -64,18 +73,22 @@ def ahead(workers: int) -> int:
     return 2 * workers + 1
 
 
-def rate(batches: Iterable[tuple[Tensor, Tensor]], skipped: int, use: Callable[[Tensor], object]) -> float:
-    """Images a second after the first `skipped` batches."""
+def rates(
+    batches: Iterable[tuple[Tensor, Tensor]], skipped: int, window: int, use: Callable[[Tensor], object]
+) -> list[float]:
+    """Images a second in each window of so many batches, after the first `skipped`."""
+    found: list[float] = []
     count, start = 0, 0.0
-    for index, (x, _) in enumerate(batches):
+    for index, (x, _) in enumerate(batches, 1):
         use(x)
-        if index + 1 > skipped:
-            count += len(x)
-        elif index + 1 == skipped:
+        count += len(x)
+        if index >= skipped and (index - skipped) % window == 0:
             _wait(x)
-            start = time.perf_counter()
-    _wait(x)
-    return count / (time.perf_counter() - start)
+            now = time.perf_counter()
+            if index > skipped:
+                found.append(count / (now - start))
+            count, start = 0, now
+    return found
 
 
 def _wait(x: Tensor) -> None:
@@ -87,34 +100,49 @@ def measure(device: str, count: int, batches: int) -> dict[str, Any]:
     """From memory, then from files."""
     adapter = make(device)
     x, y = torch.rand(BATCH, 3, 224, 224, device=device), torch.zeros(BATCH)
-    memory = rate(((x, y) for _ in range(batches + 8)), 8, adapter)
+    memory = rates(((x, y) for _ in range(WINDOWS * batches + 8)), 8, batches, adapter)
     rows = []
     cores = os.cpu_count() or 2
     with tempfile.TemporaryDirectory() as folder:
-        for kind, size in KINDS.items():
-            images = files(Path(folder) / kind.split(",")[0] / "class", size, count)
-            for workers in sorted({0, *(n for n in (2, 4, 8, cores - 1) if 0 < n < cores)}):
-                told = stream(images, workers, batches)
-                read, fed = (rate(told.on(device), ahead(workers), use) for use in (Tensor.size, adapter))
-                rows.append({"files": kind, "workers": workers, "read": read, "fed": fed})
-                print(rows[-1], flush=True)
+        for kind, (width, height, noise) in KINDS.items():
+            images = files(Path(folder) / kind / "class", (width, height), noise, count)
+            kept = Decoded(images, Path(folder) / "cache")
+            kept.rows(range(count))
+            size = sum(path.stat().st_size for path in images.paths) / count
+            for workers in sorted({n for n in (4, 8, cores - 1) if n < cores}):
+                row: dict[str, Any] = {"files": kind, "bytes": size, "workers": workers}
+                for name, some in (("", images), ("kept_", kept)):
+                    told = stream(some, workers, batches)
+                    for what, use in (("read", Tensor.size), ("fed", adapter)):
+                        row[name + what] = rates(told.on(device), ahead(workers), batches, use)
+                rows.append(row)
+                print(row, flush=True)
     return {"cores": cores, "batch": BATCH, "kept": KEPT, "memory": memory, "rows": rows}
 
 
+COLUMNS = {"read": "decoded", "fed": "decoded for EATA", "kept_read": "from the cache", "kept_fed": "from it for EATA"}
+
+
 def markdown(file: Path) -> str:
-    """The table of a page."""
+    """The table of a page: medians, and the lowest and the highest."""
     content = json.loads(file.read_text())
-    lines = [["images a second", "workers", "read alone", "EATA, reading"], ["---", "---:", "---:", "---:"]]
-    lines.append(["in memory", "", "", f"{content['memory']:,.0f}"])
-    lines += [[r["files"], str(r["workers"]), f"{r['read']:,.0f}", f"{r['fed']:,.0f}"] for r in content["rows"]]
+    lines = [["images a second", "workers", *COLUMNS.values()], ["---"] + ["---:"] * (1 + len(COLUMNS))]
+    for row in content["rows"]:
+        kind = f"{row['files']}, {row['bytes'] / 1e3:.0f} kB"
+        lines.append([kind, str(row["workers"]), *(_spread(row[name]) for name in COLUMNS)])
+    lines.append(["EATA, from memory", "", "", _spread(content["memory"]), "", _spread(content["memory"])])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{median(values):,.0f} ({min(values):,.0f}–{max(values):,.0f})"
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = command(__doc__)
     parser.add_argument("--images", type=int, default=1024, help="files of each kind")
-    parser.add_argument("--batches", type=int, default=100, help="that are timed")
+    parser.add_argument("--batches", type=int, default=100, help="in each of three windows that are timed")
     arguments = parser.parse_args()
     found = measure(arguments.device, arguments.images, arguments.batches)
     write("loading", arguments, {"seed": 0, **found})

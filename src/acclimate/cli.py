@@ -177,6 +177,9 @@ def run(
     workers: Annotated[
         int | None, typer.Option(min=0, help="Processes that read images; on a GPU most of the cores, unless given.")
     ] = None,
+    cache: Annotated[
+        str | None, typer.Option(help="Folder for decoded images: files are decoded once, not for each method.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="A JSON or TOML file with a plan; options override it.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results; a run that was stopped goes on there.")] = Path(
         "acclimate-run"
@@ -207,6 +210,7 @@ def run(
         "engine": engine,
         "precision": precision or ("bf16" if engine == "auto" and device.startswith("cuda") else "fp32"),
         "workers": (_most_cores() if device.startswith("cuda") else 0) if workers is None else workers,
+        "cache": cache,
     }
     try:
         content = _read_plan(config)

@@ -50,8 +50,11 @@ class Run:
     @cached_property
     def suite(self) -> Suite:
         """The data, prepared for the network."""
-        like = self._like("model", "data")
-        return open_suite(self.plan.data, self.network.preprocess) if like is None else like.suite
+        like = self._like("model", "data", "cache")
+        return self._open(self.plan.data) if like is None else like.suite
+
+    def _open(self, data: str) -> Suite:
+        return open_suite(data, self.network.preprocess, self.plan.cache)
 
     def _like(self, *fields: str) -> Run | None:
         same = self.like is not None and all(getattr(self.plan, f) == getattr(self.like.plan, f) for f in fields)
@@ -141,7 +144,7 @@ class Run:
     def _source(self, seed: int) -> Drawn:
         """From the far end of the clean images' order: where there are enough, none that the probe shows."""
         plan = self.plan
-        suite = self.suite if plan.source is None else open_suite(plan.source, self.network.preprocess)
+        suite = self.suite if plan.source is None else self._open(plan.source)
         shuffled = replace(suite.clean(), ordered=False)
         everything = drawn("source", shuffled, batch_size=plan.batch_size, seed=seed + 1, workers=plan.workers)
         return replace(everything, picks=everything.picks[-plan.source_images :])

@@ -76,6 +76,8 @@ class Plan:
     """How passes run: `eager`, or `auto`, as fast as the device allows once it is compiled."""
     precision: str = "fp32"
     workers: int = 0
+    cache: str | None = None
+    """A folder where decoded images are kept: files are decoded once, not for each method and seed."""
     rounds: int = 10
     """Of the scenario `rounds`."""
 

@@ -8,7 +8,7 @@ for domain in scenario.domains:
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -125,8 +125,8 @@ class Drawn:
             pin_memory=device.type == "cuda",
             collate_fn=_collate,
         )
-        for index, (x, y, chosen) in enumerate(loader):
-            moved = _floating(x.to(device, non_blocking=True))
+        for index, (x, y, chosen) in enumerate(_moved(loader, device)):
+            moved = _floating(x)
             for number in sorted(set(chosen)):
                 change = self.parts[number].change
                 if change is not None:
@@ -186,6 +186,28 @@ def _collate(samples: Sequence[tuple[Tensor, int | Tensor, int]] | _Batch) -> tu
         raise ValueError("labels of different sizes cannot be one batch: take one image at a time (batch size 1)")
     y = torch.stack([label if isinstance(label, Tensor) else torch.tensor(label) for label in labels])
     return default_collate([*images]), y, list(parts)  # in a worker, straight into shared memory
+
+
+def _moved(
+    batches: Iterable[tuple[Tensor, Tensor, list[int]]], device: torch.device
+) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
+    """Images on the device. To a GPU the next batch is copied while it works on the one before."""
+    if device.type != "cuda":
+        yield from ((x.to(device), y, parts) for x, y, parts in batches)
+        return
+    beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    waiting: tuple[Tensor, Tensor, list[int]] | None = None
+    for x, y, parts in batches:
+        with torch.cuda.stream(beside):
+            copied = x.to(device, non_blocking=True)
+            there = beside.record_event()
+        if waiting is not None:
+            yield waiting
+        torch.cuda.current_stream(device).wait_event(there)
+        copied.record_stream(torch.cuda.current_stream(device))
+        waiting = copied, y, parts
+    if waiting is not None:
+        yield waiting
 
 
 def _floating(x: Tensor) -> Tensor:

@@ -131,11 +131,16 @@ SUITES: dict[str, tuple[Callable[[str, Preprocess | None], Suite], str]] = {
 """Every data set by its name on the command line, and what to write."""
 
 
-def open_suite(spec: str, preprocess: Preprocess | None = None) -> Suite:
-    """A suite by NAME or NAME:PATH, its images prepared as a network expects them."""
+def open_suite(spec: str, preprocess: Preprocess | None = None, cache: Path | str | None = None) -> Suite:
+    """A suite by NAME or NAME:PATH, its images prepared as a network expects them, and kept decoded in a `cache`."""
     name, _, path = spec.partition(":")
     if name not in SUITES:
         raise DataError(f"no data set {name!r}: expected one of {', '.join(SUITES)}")
     if name != "digits" and not path:
         raise DataError(f"{name} needs a folder: {SUITES[name][1]}")
-    return SUITES[name][0](path, preprocess)
+    suite = SUITES[name][0](path, preprocess)
+    if cache is None:
+        return suite
+    from .decoded import DecodedSuite
+
+    return DecodedSuite(suite, Path(cache))

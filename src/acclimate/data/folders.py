@@ -41,7 +41,8 @@ def read_image(path: Path, preprocess: Preprocess) -> Tensor:
         raise ImportError("reading images needs Pillow: pip install 'acclimate[bench]'") from error
     try:
         with Image.open(path) as opened:
-            picture = _eight_bits(opened).convert("RGB")
+            opened.load()
+            picture = opened if opened.mode == "RGB" else _eight_bits(opened).convert("RGB")
     except (OSError, SyntaxError) as error:
         raise DataError(f"{path} cannot be read ({error}): a broken download? Fetch it again, or remove it") from error
     if preprocess.resize is not None:

@@ -59,6 +59,7 @@ def run_recipes(
     engine: Annotated[str, typer.Option(help="eager, recorded or auto, as of `acclimate run`.")] = "eager",
     precision: Annotated[str | None, typer.Option(help="fp32, tf32 or bf16; fp32 unless given.")] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 0,
+    cache: Annotated[str | None, typer.Option(help="Folder for decoded images: files are decoded once.")] = None,
     processes: Annotated[
         int, typer.Option(min=1, help="Methods and seeds that run beside each other; times then mean little.")
     ] = 1,
@@ -83,7 +84,7 @@ def run_recipes(
         chosen = [recipe for recipe in RECIPES.values() if recipe.name != "imagenet-r"]
     fields: dict[str, Any] = {"images": images, "batch_size": batch_size, "seeds": tuple(seed) if seed else None}
     fields |= {"device": device, "engine": engine, "precision": precision, "workers": workers or None, "source": source}
-    fields["probe_images"] = probe_images
+    fields |= {"probe_images": probe_images, "cache": cache}
     networks = {kind: named for kind, named in (("resnet", resnet), ("vit", vit)) if named}
     command = shlex.join(["acclimate", *repeatable(sys.argv[1:])])
     try:
