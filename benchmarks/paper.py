@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from acclimate.methods import METHODS
 from acclimate.paper.published import PaperRow, paper_notes, paper_rows
 
 from . import methods
@@ -24,6 +25,7 @@ from . import methods
 RESULTS = Path(__file__).parent / "results" / "paper"
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 NETWORKS = {"resnet": "resnet50", "vit": "vit-base"}
+ORDER = [method.__name__ for method in METHODS.values()]
 HEADER = ("method", "Acc.", "ECE", "#Forwards", "#Backwards", "paper: Acc.", "ECE", "#Forwards", "#Backwards")
 
 
@@ -41,13 +43,19 @@ def comparison(file: Path, network: str) -> str:
         if case["column"] == network:
             for result in case["results"]:
                 methods.setdefault((result["method"], case["plan"].get("images")), []).append(result)
+    most = max(map(len, methods.values()))
     lines = [
-        _ours(name if images is None else f"{name}, {images:,} images", results) + _theirs(paper.get(name))
-        for (name, images), results in methods.items()
+        _ours(_label(name, images, results, most), results) + _theirs(paper.get(name))
+        for (name, images), results in sorted(methods.items(), key=lambda each: ORDER.index(each[0][0]))
     ]
     notes = [f"{mark} {told}" for mark, told in paper_notes().items() if any(line[-4].endswith(mark) for line in lines)]
     table = [HEADER, ["---"] + ["---:"] * (len(HEADER) - 1), *lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in table) + (f"\n\n{'; '.join(notes)}." if notes else "")
+
+
+def _label(name: str, images: int | None, results: Sequence[Any], most: int) -> str:
+    few = "" if images is None else f", {images:,} images"
+    return name + few + (f", {len(results)} of {most} seeds" if len(results) < most else "")
 
 
 def _ours(name: str, results: Sequence[Mapping[str, Any]]) -> list[str]:

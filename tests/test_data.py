@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from acclimate.data import SUITES, DataError, open_suite
+from acclimate.data import SUITES, DataError, decoded, folders, open_suite
 from acclimate.data.cifar import CIFARC
 from acclimate.data.corruptions import BENCHMARK
+from acclimate.data.decoded import Decoded
 from acclimate.data.folders import ImageFolder, Preprocess, read_image
 from acclimate.data.imagenet import RENDITIONS, ImageNet, ImageNetC, ImageNetR
 from acclimate.data.on_the_fly import Corrupted
-from acclimate.stream import Drawn
+from acclimate.stream import Drawn, Part
 
 
 def picture(path: Path, seed: int = 0, size: tuple[int, int] = (48, 40)) -> None:
@@ -248,3 +250,95 @@ def test_images_of_one_array_are_read_a_batch_at_a_time(tmp_path: Path) -> None:
             expected, label = parts[part].images[image]
             assert torch.equal(x[row], expected.float() / 255)
             assert int(y[row]) == label
+
+
+def test_what_is_kept_decoded_is_what_is_read(tmp_path: Path) -> None:
+    images = ImageFolder(class_folder(tmp_path / "set"), Preprocess(36, 29))  # 2,523 bytes: no multiple of eight
+    fresh = [images[place] for place in range(len(images))]
+    for time in range(2):
+        kept = Decoded(images, tmp_path / "cache")
+        x, y = kept.rows([7, 0, 7])
+        assert torch.equal(x, torch.stack([fresh[place][0] for place in (7, 0, 7)])), time
+        assert y.tolist() == [1, 0, 1]
+        assert torch.equal(kept[3][0], fresh[3][0])
+        assert kept[3][1] == 0
+        assert len(kept) == 12
+    assert len([*(tmp_path / "cache").iterdir()]) == 2
+
+
+def test_an_image_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = ImageFolder(class_folder(tmp_path / "set"), Preprocess(36, 32))
+    opened: list[Path] = []
+    monkeypatch.setattr(folders, "read_image", lambda path, how: opened.append(path) or read_image(path, how))
+    kept = Decoded(images, tmp_path / "cache")
+    stream = Drawn("all", [Part(kept)], [(0, place) for place in range(12)], batch_size=5)
+    first, again = ([x for x, _ in stream.on("cpu")] for _ in range(2))
+    assert sorted(opened) == sorted(images.paths)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    Decoded(images, tmp_path / "cache").rows(range(12))
+    assert len(opened) == 12, "nor by another process"
+    picture(images.paths[0], seed=99)
+    Decoded(ImageFolder(tmp_path / "set", Preprocess(36, 32)), tmp_path / "cache").rows([0])
+    assert len(opened) == 13, "another file is another image"
+    Decoded(ImageFolder(tmp_path / "set", Preprocess(40, 32)), tmp_path / "cache").rows([0])
+    assert len(opened) == 14, "and so is another cut of it"
+
+
+@pytest.mark.parametrize("harm", ["torn", "truncated", "removed"])
+def test_what_was_not_written_to_its_end_is_decoded(harm: str, tmp_path: Path) -> None:
+    images = ImageFolder(class_folder(tmp_path / "set"), Preprocess(36, 32))
+    kept = Decoded(images, tmp_path / "cache")
+    whole, _ = kept.rows(range(12))
+    if harm == "torn":
+        with kept.file.open("r+b") as file:
+            file.seek(5 * 3072 + 1000)
+            file.write(bytes(500))
+    elif harm == "truncated":
+        with kept.file.open("r+b") as file:
+            file.truncate(4 * 3072 + 100)
+    else:
+        kept.file.unlink()
+    again = Decoded(images, tmp_path / "cache")
+    assert torch.equal(again.rows(range(12))[0], whole)
+    assert torch.equal(Decoded(images, tmp_path / "cache").rows([5])[0], whole[5:6])
+
+
+def test_workers_fill_one_cache(tmp_path: Path) -> None:
+    spec = f"folder:{class_folder(tmp_path / 'set')}"
+    suite = open_suite(spec, Preprocess(36, 32), tmp_path / "cache")
+    assert suite.shifts == BENCHMARK
+    assert (suite.name, getattr(suite, "task", "classification")) == ("folder", "classification")
+    foggy, clean = suite.part("fog", 3), suite.clean()
+    assert foggy.images is clean.images
+    assert foggy.change is not None
+    plain = open_suite(spec, Preprocess(36, 32)).clean()
+    domains = [Drawn("d", [part], [(0, i) for i in range(12)], 4, workers=2) for part in (clean, plain)]
+    for (x, y), (expected, labels) in zip(*(domain.on("cpu") for domain in domains), strict=True):
+        assert torch.equal(x, expected)
+        assert torch.equal(y, labels)
+    assert np.fromfile(clean.images.file.with_suffix(".marks"), np.uint64).all(), "each is there now"
+
+
+def test_what_cannot_be_kept_is_read_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = class_folder(tmp_path / "set")
+    uncut = open_suite(f"folder:{root}", Preprocess(), tmp_path / "cache").clean().images
+    assert isinstance(uncut, ImageFolder)
+    assert not isinstance(open_suite("digits", None, tmp_path / "cache").clean().images, Decoded)
+    with pytest.raises(DataError, match="cut to one size"):
+        Decoded(uncut, tmp_path / "cache")
+    monkeypatch.setattr(decoded.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(DataError, match=r"12 images take 0\.0 GB decoded.*choose another folder"):
+        Decoded(ImageFolder(root, Preprocess(36, 32)), tmp_path / "cache")
+    assert not (tmp_path / "cache").exists() or not [*(tmp_path / "cache").iterdir()]
+
+
+@pytest.mark.gpu
+def test_batches_that_are_copied_beside_the_work_are_whole(tmp_path: Path) -> None:
+    images = ImageFolder(class_folder(tmp_path, each=40), Preprocess(36, 32))
+    told = Drawn("all", [Part(images)], [(0, place % 120) for place in range(400)], 7, workers=2)
+    square = torch.rand(2048, 2048, device="cuda")
+    found = []
+    for x, _ in told.on("cuda"):
+        square = (square @ square).clamp(0, 1)  # the device is behind the host
+        found.append(x.clone())
+    assert all(torch.equal(x.cpu(), y) for x, (y, _) in zip(found, told.on("cpu"), strict=True))

@@ -19,8 +19,9 @@ from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
-from acclimate import METHODS
+from acclimate import METHODS, experiment
 from acclimate.cli import app
+from acclimate.data import open_suite
 from acclimate.data.corruptions import BENCHMARK
 from acclimate.experiment import Run
 from acclimate.models import digits_resnet
@@ -425,3 +426,20 @@ def test_networks_of_ones_own(tmp_path: Path) -> None:
     ):
         with pytest.raises(NetworkError, match=message):
             load_network(spec)
+
+
+def test_a_cache_goes_to_all_data_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[str, str | None]] = []
+
+    def open_noted(data: str, preprocess: Any, cache: str | None) -> Any:
+        opened.append((data, cache))
+        return open_suite(data, preprocess, cache)
+
+    monkeypatch.setattr(experiment, "open_suite", open_noted)
+    words = ["run", "--method", "eata", "--source", "digits", "--shift", "fog", "--images", "16", "--probe", "none"]
+    folder = str(tmp_path / "pixels")
+    done = CliRunner().invoke(app, [*words, "--cache", folder, "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert set(opened) == {("digits", folder)}
+    assert json.loads((tmp_path / "out" / "plan.json").read_text())["cache"] == folder
+    assert CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")]).exit_code == 0, "no other protocol"

@@ -518,6 +518,9 @@ def test_some_of_the_methods_alone(tmp_path: Path) -> None:
         rows.append([line.split(" ")[1] for line in lines])
     assert rows == [["Tent"], ["Source", "BNAdapt", "Tent"]]
     assert (tmp_path / "lifelong-vit.md").read_text().count("| Acc. |") == 2
+    reproduce(RECIPES["lifelong"], scale.on(only=("eta",), within=("vit",)), tmp_path)
+    shown = [(tmp_path / f"lifelong-{network}.md").read_text().count("| ETA ") for network in ("resnet", "vit")]
+    assert shown == [0, 1]
     with pytest.raises(PlanError, match="calibration has nothing to show: it does not run dat"):
         reproduce(RECIPES["calibration"], scale.on(only=("dat",)), tmp_path)
 

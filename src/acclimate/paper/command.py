@@ -50,6 +50,9 @@ def run_recipes(
     method: Annotated[
         list[str] | None, typer.Option(help="Measure this one; repeat for more. All, unless named.")
     ] = None,
+    network: Annotated[
+        list[str] | None, typer.Option(help="Measure on this one alone: resnet or vit. On both, unless named.")
+    ] = None,
     source: Annotated[str | None, typer.Option(help="Clean images for EATA, if --data has none.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Repeat for more than one.")] = None,
     images: Annotated[int | None, typer.Option(min=1, help="Of each domain; the scale's, unless given.")] = None,
@@ -72,11 +75,13 @@ def run_recipes(
     from ..methods import METHODS
     from .recipe import reproduce, side_by_side
     from .recipes import RECIPES
-    from .scales import SCALES
+    from .scales import KINDS_OF_NETWORK, SCALES
 
-    known: Sequence[str]
+    asked: list[tuple[str, Sequence[str], str]]
     asked = [(scale, [*SCALES], "scale"), *((name, [*RECIPES, "all"], "recipe") for name in names)]
-    for name, known, what in [*asked, *((name, [*METHODS], "method") for name in method or ())]:
+    asked += [*((name, [*METHODS], "method") for name in method or ())]
+    asked += [*((name, [*KINDS_OF_NETWORK], "network") for name in network or ())]
+    for name, known, what in asked:
         if name not in known:
             raise typer.BadParameter(f"no {what} {name!r}: choose from {', '.join(known)}")
     chosen = [RECIPES[name] for name in names if name != "all"]
@@ -85,10 +90,11 @@ def run_recipes(
     fields: dict[str, Any] = {"images": images, "batch_size": batch_size, "seeds": tuple(seed) if seed else None}
     fields |= {"device": device, "engine": engine, "precision": precision, "workers": workers or None, "source": source}
     fields |= {"probe_images": probe_images, "cache": cache}
+    fields |= {"only": tuple(method or ()), "within": tuple(network or ())}
     networks = {kind: named for kind, named in (("resnet", resnet), ("vit", vit)) if named}
     command = shlex.join(["acclimate", *repeatable(sys.argv[1:])])
     try:
-        at = SCALES[scale].on(data=data, networks=networks, only=tuple(method or ()), **fields)  # type: ignore[arg-type]
+        at = SCALES[scale].on(data=data, networks=networks, **fields)  # type: ignore[arg-type]
         _tell(chosen, at, out / at.name)
         if dry_run:
             return

@@ -46,6 +46,8 @@ class Case:
 
     def due(self, scale: Scale) -> list[Job]:
         """What is to be measured of it, if it is not there."""
+        if scale.within and self.plan.model not in [scale.networks[kind] for kind in scale.within]:
+            return []
         return [job for job in self.plan.jobs() if not scale.only or job.method in scale.only]
 
     def folder(self, out: Path, recipe: str) -> Path:

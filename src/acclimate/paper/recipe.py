@@ -104,7 +104,7 @@ def side_by_side(
     longest_first = sorted(jobs.items(), key=lambda each: each[1][0], reverse=True)
     threads = max(1, (os.cpu_count() or 1) // processes)
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, spawn, torch.set_num_threads, (threads,))
+    pool = ProcessPoolExecutor(processes, spawn, _begin, (threads,))
     try:
         waiting = [pool.submit(_one, recipe, scale, out, name, job) for (_, job), (_, recipe, name) in longest_first]
         for done in as_completed(waiting):
@@ -112,6 +112,12 @@ def side_by_side(
             on_job(len(waiting))
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _begin(threads: int) -> None:
+    """A process beside others: no more threads than its share, and no compilers beside it."""
+    torch.set_num_threads(threads)
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
 def _one(recipe: str, scale: Scale, out: Path, name: str, job: Job) -> None:

@@ -249,7 +249,8 @@ def _(scale: Scale) -> Iterator[Case]:
 def rate(scale: Scale, network: Kind, method: str, times: float) -> float:
     """A multiple of the learning rate that a method has at a scale."""
     preset = hyper_parameters(shown(method), scale.presets[network])
-    usual = scale.settings.get(network, {}).get(method, {}).get("lr", preset["lr"])
+    own = preset["lr"] if "lr" in preset else preset["optimizer"].keywords["lr"]
+    usual = scale.settings.get(network, {}).get(method, {}).get("lr", own)
     return float(f"{times * usual:.3g}")
 
 
@@ -260,10 +261,13 @@ def rate(scale: Scale, network: Kind, method: str, times: float) -> float:
     "It shows whether a preset suits a network; β stays as it is.",
 )
 def _(scale: Scale) -> Iterator[Case]:
-    for network, method, times in product(NETWORKS, ("tent", "eata", "eata-c"), (0.05, 0.2, 1.0, 5.0, 30.0)):
-        arguments = {"lr": rate(scale, network, method, times)}
-        plan = scale.plan(network, method, arguments=arguments, scenario="lifelong", probe="none")
-        yield Case(shown(method), plan, network, times)
+    wide, lower = (0.05, 0.2, 1.0, 5.0, 30.0), (0.03, 0.1, 0.3, 1.0)  # some take long, and collapse rather than idle
+    multiples = {"tent": wide, "eata": wide, "eata-c": wide, "cotta": lower, "tea": lower}
+    for network, (method, some) in product(NETWORKS, multiples.items()):
+        for times in some:
+            arguments = {"lr": rate(scale, network, method, times)}
+            plan = scale.plan(network, method, arguments=arguments, scenario="lifelong", probe="none")
+            yield Case(shown(method), plan, network, times)
 
 
 @recipe(

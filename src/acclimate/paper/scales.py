@@ -38,6 +38,8 @@ class Scale:
     """Images of each domain for methods that take long."""
     only: Sequence[str] = ()
     """Methods that are measured; none named are all. What is there of others is shown, too."""
+    within: Sequence[Kind] = ()
+    """Networks that they are measured on, likewise."""
 
     def on(
         self,
@@ -45,6 +47,7 @@ class Scale:
         data: str | None = None,
         networks: Mapping[Kind, str] | None = None,
         only: Sequence[str] = (),
+        within: Sequence[Kind] = (),
         **fields: Any,
     ) -> Scale:
         """With data, networks, methods and fields of a plan that are given."""
@@ -55,6 +58,7 @@ class Scale:
             networks={**self.networks, **(networks or {})},
             fields={**self.fields, **chosen},
             only=only or self.only,
+            within=within or self.within,
         )
 
     def plan(self, network: Kind, *methods: str, arguments: Mapping[str, Any] | None = None, **fields: Any) -> Plan:
