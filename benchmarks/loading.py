@@ -120,7 +120,12 @@ def measure(device: str, count: int, batches: int) -> dict[str, Any]:
     return {"cores": cores, "batch": BATCH, "kept": KEPT, "memory": memory, "rows": rows}
 
 
-COLUMNS = {"read": "decoded", "fed": "EATA, decoding", "kept_read": "from the cache", "kept_fed": "EATA, from the cache"}
+COLUMNS = {
+    "read": "decoded",
+    "fed": "EATA, decoding",
+    "kept_read": "from the cache",
+    "kept_fed": "EATA, from the cache",
+}
 
 
 def markdown(file: Path) -> str:
