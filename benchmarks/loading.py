@@ -100,8 +100,11 @@ def measure(device: str, count: int, batches: int) -> dict[str, Any]:
     """From memory, then from files."""
     adapter = make(device)
     x, y = torch.rand(BATCH, 3, 224, 224, device=device), torch.zeros(BATCH)
-    memory = rates(((x, y) for _ in range(WINDOWS * batches + 8)), 8, batches, adapter)
-    rows = []
+
+    def from_memory() -> list[float]:
+        return rates(((x, y) for _ in range(WINDOWS * batches + 8)), 8, batches, adapter)
+
+    memory, rows = from_memory(), []
     cores = os.cpu_count() or 2
     with tempfile.TemporaryDirectory() as folder:
         for kind, (width, height, noise) in KINDS.items():
@@ -117,6 +120,7 @@ def measure(device: str, count: int, batches: int) -> dict[str, Any]:
                         row[name + what] = rates(told.on(device), ahead(workers), batches, use)
                 rows.append(row)
                 print(row, flush=True)
+    memory += from_memory()  # before and after: a machine with others on it may be faster or slower by then
     return {"cores": cores, "batch": BATCH, "kept": KEPT, "memory": memory, "rows": rows}
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +15,11 @@ from PIL import Image
 from acclimate.data import SUITES, DataError, decoded, folders, open_suite
 from acclimate.data.cifar import CIFARC
 from acclimate.data.corruptions import BENCHMARK
-from acclimate.data.decoded import Decoded
+from acclimate.data.decoded import Decoded, DecodedSuite, NoRoomError
 from acclimate.data.folders import ImageFolder, Preprocess, read_image
 from acclimate.data.imagenet import RENDITIONS, ImageNet, ImageNetC, ImageNetR
 from acclimate.data.on_the_fly import Corrupted
-from acclimate.stream import Drawn, Part
+from acclimate.stream import Drawn, Part, _moved
 
 
 def picture(path: Path, seed: int = 0, size: tuple[int, int] = (48, 40)) -> None:
@@ -319,26 +321,69 @@ def test_workers_fill_one_cache(tmp_path: Path) -> None:
     assert np.fromfile(clean.images.file.with_suffix(".marks"), np.uint64).all(), "each is there now"
 
 
-def test_what_cannot_be_kept_is_read_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_kept_is_read_as_before(tmp_path: Path) -> None:
     root = class_folder(tmp_path / "set")
     uncut = open_suite(f"folder:{root}", Preprocess(), tmp_path / "cache").clean().images
     assert isinstance(uncut, ImageFolder)
     assert not isinstance(open_suite("digits", None, tmp_path / "cache").clean().images, Decoded)
     with pytest.raises(DataError, match="cut to one size"):
         Decoded(uncut, tmp_path / "cache")
-    monkeypatch.setattr(decoded.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(DataError, match=r"12 images take 0\.0 GB decoded.*choose another folder"):
-        Decoded(ImageFolder(root, Preprocess(36, 32)), tmp_path / "cache")
-    assert not (tmp_path / "cache").exists() or not [*(tmp_path / "cache").iterdir()]
+    assert not (tmp_path / "cache").exists(), "nothing is made before something is read"
+
+
+def test_images_that_a_folder_has_no_room_for_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for shift in ("fog", "snow"):
+        class_folder(tmp_path / "c" / shift / "5")
+    suite = DecodedSuite(ImageNetC(tmp_path / "c", Preprocess(None, 32), whole=False), tmp_path / "cache")
+    each = 12 * 3 * 32 * 32
+    monkeypatch.setattr(decoded.shutil, "disk_usage", lambda _: SimpleNamespace(free=1.5 * each))
+    fog = suite.part("fog", 5).images
+    with pytest.raises(NoRoomError, match=r"0\.0 GB more, decoded.*choose another folder"):
+        suite.part("snow", 5)  # it would fit by itself
+    assert not isinstance(NoRoomError(), ValueError), "which would read as: there are no such images"
+    fog.rows(range(12))
+    assert fog.missing < each / 2
+    assert fog.file.name.startswith("fog-5-")
+
+
+def test_a_disk_that_fills_up_costs_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = ImageFolder(class_folder(tmp_path / "set"), Preprocess(36, 32))
+    kept = Decoded(images, tmp_path / "cache")
+    kept.rows([0])
+    plain = Path.open
+
+    def full(path: Path, mode: str = "r", **how: Any) -> Any:
+        if mode == "r+b":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return plain(path, mode, **how)
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.warns(UserWarning, match="cache is full"):
+        x, _ = kept.rows([0, 1])
+    assert torch.equal(x, torch.stack([images[0][0], images[1][0]]))
+
+
+def test_the_same_pixels_are_kept_once(tmp_path: Path) -> None:
+    root = class_folder(tmp_path / "set")
+
+    def file(preprocess: Preprocess) -> Path:
+        return Decoded(ImageFolder(root, preprocess), tmp_path / "cache").file
+
+    assert file(Preprocess(None, 32)) == file(Preprocess(None, 32, "bicubic"))
+    assert file(Preprocess(36, 32)) != file(Preprocess(36, 32, "bicubic"))
+    suite = open_suite(f"folder:{root}", Preprocess(36, 32), tmp_path / "cache")
+    assert suite.clean().images is suite.part("snow", 2).images
 
 
 @pytest.mark.gpu
-def test_batches_that_are_copied_beside_the_work_are_whole(tmp_path: Path) -> None:
-    images = ImageFolder(class_folder(tmp_path, each=40), Preprocess(36, 32))
-    told = Drawn("all", [Part(images)], [(0, place % 120) for place in range(400)], 7, workers=2)
-    square = torch.rand(2048, 2048, device="cuda")
-    found = []
-    for x, _ in told.on("cuda"):
-        square = (square @ square).clamp(0, 1)  # the device is behind the host
-        found.append(x.clone())
-    assert all(torch.equal(x.cpu(), y) for x, (y, _) in zip(found, told.on("cpu"), strict=True))
+def test_batches_that_are_copied_beside_the_work_are_whole() -> None:
+    sizes = (3, 30_000_000, 3, 30_000_000, 5)  # large ones are still on their way when they are asked for
+    made = [torch.randint(0, 256, (size,), dtype=torch.uint8).pin_memory() for size in sizes]
+    square = torch.rand(4096, 4096, device="cuda")
+    for behind in (False, True):  # or the work is late, and what it reads must not be overwritten
+        found = []
+        for x, _, _ in _moved([(x, x, [0]) for x in made], torch.device("cuda")):
+            if behind:
+                square = (square @ square).clamp(0, 1)
+            found.append(x.clone())
+        assert all(torch.equal(x.cpu(), y) for x, y in zip(found, made, strict=True))

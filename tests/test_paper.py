@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -563,40 +564,99 @@ def test_methods_that_were_measured_apart_are_joined(tmp_path: Path) -> None:
     assert joined["cases"][0]["results"][0]["nll"] is not None
 
 
-def test_what_cannot_be_joined_is_refused(tmp_path: Path) -> None:
-    scale = tiny(images=16, shifts=("fog",), precision="fp32").on(only=("source",))
-    for where, name, other in (
-        ("a", "lifelong", {}),
-        ("b", "single-domain", {}),
-        ("c", "lifelong", {"batch_size": 8}),
-        ("d", "lifelong", {"seeds": (1,), "engine": "recorded"}),
-        ("e", "lifelong", {"seeds": (1,)}),
-    ):
-        reproduce(RECIPES[name], scale.on(**other), tmp_path / where)
-    first = tmp_path / "a" / "lifelong.json"
-    with pytest.raises(PlanError, match="two recipes, lifelong and single-domain"):
-        join([first, tmp_path / "b" / "single-domain.json"])
-    with pytest.raises(PlanError, match="in two ways: batch_size is 16 and 8"):
-        join([first, tmp_path / "c" / "lifelong.json"])
-    with pytest.raises(PlanError, match="seeds of Source were measured in two ways"):
-        join([first, tmp_path / "d" / "lifelong.json"])
-    (resnet, _) = join([first, tmp_path / "e" / "lifelong.json"])["cases"]
-    assert [result["seed"] for result in resnet["results"]] == [0, 1]
-    content = json.loads(first.read_text())
-    content["cases"][0]["results"][0]["origin"]["model"] = "another"
-    (tmp_path / "other.json").write_text(json.dumps(content))
-    whole = join([tmp_path / "other.json", tmp_path / "e" / "lifelong.json"])
+def told(file: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """A file of numbers with something changed, beside it."""
+    content = json.loads(file.read_text())
+    change(content)
+    other = file.with_name("changed.json")
+    other.write_text(json.dumps(content))
+    return other
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The source, measured seed by seed."""
+    folder, scale = tmp_path_factory.mktemp("seeds"), tiny(images=16, shifts=("fog",), only=("source",))
+    for seed in (0, 1):
+        reproduce(RECIPES["lifelong"], scale.on(seeds=(seed,)), folder / str(seed), command=f"seed {seed}")
+    return [folder / str(seed) / "lifelong.json" for seed in (0, 1)]
+
+
+def test_seeds_that_were_measured_apart_are_joined(seeds: list[Path]) -> None:
+    def elsewhere(content: dict[str, Any]) -> None:
+        """Measured before a plan had a cache, in another folder, on another card of the same kind."""
+        for case in content["cases"]:
+            del case["plan"]["cache"]
+            case["plan"] |= {"device": "cuda:1", "workers": 3, "data": "digits"}
+
+    whole = join([told(seeds[0], elsewhere), seeds[1]])
+    assert [case["column"] for case in whole["cases"]] == ["resnet", "vit"]
+    for case in whole["cases"]:
+        assert [result["seed"] for result in case["results"]] == case["plan"]["seeds"] == [0, 1]
+    assert whole["command"] == "seed 0 && seed 1"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.update(recipe="mixed"), "two recipes, lifelong and mixed"),
+        (lambda c: c["cases"][0]["plan"].update(batch_size=8), "in two ways: batch_size is 8 and 16"),
+        (lambda c: c["cases"][0]["plan"].update(data="cifar10:a"), "in two ways: data is 'cifar10' and 'digits'"),
+        (lambda c: c["cases"][0]["plan"].update(engine="recorded"), "seeds of Source were measured in two ways"),
+        (lambda c: c["cases"][0]["results"][0]["origin"].update(device="H200"), "seeds of Source were measured in two"),
+        (lambda c: c["cases"][0]["results"][0].update(method="Nobody"), "is damaged, or holds no numbers"),
+        (lambda c: c["cases"][0]["results"][0].update(domains=[]), "is damaged, or holds no numbers"),
+        (lambda c: c.pop("command"), "is damaged, or holds no numbers"),
+        (lambda c: c.update(cases=[]), "nothing was measured"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused(change: Any, message: str, seeds: list[Path]) -> None:
+    with pytest.raises(PlanError, match=message):
+        join([told(seeds[0], change), seeds[1]])
+
+
+def test_other_networks_and_other_files_are_not_joined(seeds: list[Path], tmp_path: Path) -> None:
+    other = told(seeds[0], lambda c: c["cases"][0]["results"][0]["origin"].update(model="another"))
     with pytest.raises(PlanError, match="two networks that are both called digits-resnet"):
-        show(RECIPES["lifelong"], whole, tmp_path / "out")
-    (tmp_path / "broken.json").write_text("[]")
-    with pytest.raises(PlanError, match="is damaged, or holds no numbers"):
-        join([tmp_path / "broken.json"])
+        show(RECIPES["lifelong"], join([other, seeds[1]]), tmp_path)
+    with pytest.raises(PlanError, match="is a folder: name the file"):
+        join([seeds[0].parent])
+    wrong = CliRunner().invoke(app, ["paper", "join", str(tmp_path / "none.json"), "--out", str(tmp_path)])
+    assert wrong.exit_code == 2
+    assert "cannot join" in wrong.output
+    h200 = told(seeds[0], lambda c: c["origins"][0].update(torch="1.0"))
+    mixed = CliRunner().invoke(app, ["paper", "join", str(h200), str(seeds[1]), "--out", str(tmp_path)])
+    assert "their torch differs: 1.0," in mixed.output
 
 
-@pytest.mark.parametrize("name", ["held-out", "calibration"])
+def test_what_was_measured_besides_is_joined_too(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        reproduce(cut("parameters", 2), tiny(shifts=("fog",), seeds=(seed,)), tmp_path / str(seed))
+    files = [tmp_path / str(seed) / "parameters.json" for seed in (0, 1)]
+    whole = join([*files, files[0]])
+    assert [[each["seed"] for each in case["measured"]] for case in whole["cases"]] == [[1, 0]] * 2
+    show(RECIPES["parameters"], whole, tmp_path)
+    assert " ± " in (tmp_path / "parameters.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["held-out", "calibration", "efficiency", "sweep-beta", "indicator", "backwards"])
 def test_numbers_are_enough_to_draw_anew(name: str, tmp_path: Path) -> None:
-    """Figures too: what was measured besides accuracy, and the bins of reliability."""
+    """Figures too: what was measured besides accuracy, the bins of reliability, times."""
     reproduce(cut(name, 2), tiny(shifts=("fog",)), tmp_path / "a")
-    whole = join([tmp_path / "a" / f"{name}.json"])
-    for file in show(RECIPES[name], whole, tmp_path / "b"):
+    for file in show(RECIPES[name], join([tmp_path / "a" / f"{name}.json"]), tmp_path / "b"):
         assert file.read_text() == (tmp_path / "a" / file.name).read_text(), file.name
+
+
+def test_one_network_alone(tmp_path: Path) -> None:
+    words = ["paper", "run", "lifelong", "--method", "source", "--network", "resnet", "--vit", "nosuch.py:f"]
+    done = CliRunner().invoke(app, [*words, "--images", "8", "--cache", str(tmp_path), "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    content = json.loads((tmp_path / "digits" / "lifelong.json").read_text())
+    assert [(case["column"], case["plan"]["cache"]) for case in content["cases"]] == [("resnet", str(tmp_path))]
+    none = CliRunner().invoke(app, ["paper", "run", "mixed", "--network", "resnet", "--out", str(tmp_path)])
+    assert "mixed has nothing to show: it does not run resnet" in none.output
+    every = CliRunner().invoke(app, ["paper", "run", "all", "--network", "vit", "--dry-run", "--out", str(tmp_path)])
+    assert "mixed" in every.output
+    assert "forgetting" not in every.output
+    wrong = CliRunner().invoke(app, ["paper", "run", "mixed", "--network", "vgg"])
+    assert "choose from resnet, vit" in " ".join(wrong.output.split())

@@ -230,6 +230,8 @@ def run(
             for name, why in unfit.items():
                 console.print(f"{name} is left out: {why}")
         job.check()
+        if job.idle_cache():
+            console.print("--cache makes no difference: it is for image files that the network takes cut to one size")
         if hint := job.hint():
             console.print(hint, soft_wrap=True, highlight=False)
         for told in getattr(job.suite, "missing", list)():

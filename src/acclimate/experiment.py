@@ -56,6 +56,10 @@ class Run:
     def _open(self, data: str) -> Suite:
         return open_suite(data, self.network.preprocess, self.plan.cache)
 
+    def idle_cache(self) -> bool:
+        """Whether there is a cache, and no use for it."""
+        return bool(self.plan.cache) and not getattr(self.suite, "kept", ())
+
     def _like(self, *fields: str) -> Run | None:
         same = self.like is not None and all(getattr(self.plan, f) == getattr(self.like.plan, f) for f in fields)
         return self.like if same else None

@@ -139,7 +139,7 @@ def open_suite(spec: str, preprocess: Preprocess | None = None, cache: Path | st
     if name != "digits" and not path:
         raise DataError(f"{name} needs a folder: {SUITES[name][1]}")
     suite = SUITES[name][0](path, preprocess)
-    if cache is None:
+    if not cache:
         return suite
     from .decoded import DecodedSuite
 

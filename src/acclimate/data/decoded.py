@@ -7,8 +7,10 @@ Many methods and seeds meet the same images, and a fast step takes them faster t
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import shutil
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +20,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..stream import ImageSet, Part
-from .folders import DataError, ImageFolder
+from ..stream import Part
+from .folders import DataError, ImageFolder, Preprocess
 
 if TYPE_CHECKING:
     from ..scenarios import Suite
 
-__all__ = ["Decoded", "DecodedSuite"]
+__all__ = ["Decoded", "DecodedSuite", "NoRoomError"]
+
+_FORM = 1  # counts on when `read_image` comes to other pixels
+
+
+class NoRoomError(OSError):
+    """The folder has too little room."""
 
 
 class Decoded:
@@ -35,52 +43,62 @@ class Decoded:
     """
 
     def __init__(self, images: ImageFolder, folder: Path) -> None:
-        self.images = images
         crop = images.preprocess.crop
         if crop is None:
             raise DataError("only images that are cut to one size can be kept decoded: Preprocess(crop=…)")
-        self.shape = (3, crop, crop)
+        self.images, self.shape = images, (3, crop, crop)
         self.numbers = -(-3 * crop * crop // 8)  # 64-bit numbers an image
-        self.file = folder / f"{images.root.name}-{_version(images)}.pixels"
-        self._made()
+        self.file = folder / f"{images.root.parent.name}-{images.root.name}-{_version(images)}.pixels"
+        self.marks = self.file.with_suffix(".marks")
         self._maps: tuple[np.ndarray, np.ndarray] | None = None
 
-    def _made(self) -> None:
-        """Both files at their full size, without taking it up yet."""
-        sizes = {self.file: 8 * self.numbers * len(self), self._marks: 8 * len(self)}
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        needed = sum(size for path, size in sizes.items() if not path.is_file())
-        if needed > (free := shutil.disk_usage(self.file.parent).free):
-            told = f"{needed / 1e9:.1f} GB decoded, and {self.file.parent} has {free / 1e9:.1f} GB left"
-            raise DataError(f"{len(self):,} images take {told}: choose another folder, or fewer images")
-        for path, size in sizes.items():
-            with path.open("ab") as file:
-                file.truncate(size)
-
     @property
-    def _marks(self) -> Path:
-        return self.file.with_suffix(".marks")
+    def missing(self) -> int:
+        """Bytes that it will take up yet."""
+        size = 8 * self.numbers * len(self)
+        if not self.file.is_file():
+            return size
+        blocks = getattr(self.file.stat(), "st_blocks", None)  # not on Windows, where a file takes up its size
+        return 0 if blocks is None else max(size - 512 * blocks, 0)
 
     def rows(self, places: Sequence[int]) -> tuple[Tensor, Tensor]:
         """These images and their labels."""
         kept, marks = self._opened()
-        taken = kept[list(places)]
+        taken = np.asarray(kept[list(places)])
         for row, place in enumerate(places):
             if _mark(taken[row]) != marks[place]:
                 self._pixels(taken[row])[:] = self.images[place][0].numpy()
-                kept[place], marks[place] = taken[row], _mark(taken[row])
+                self._keep(place, taken[row])
         labels = torch.tensor([self.images.labels[place] for place in places])
         return torch.from_numpy(self._pixels(taken)), labels
+
+    def _keep(self, place: int, numbers: np.ndarray) -> None:
+        """By plain writes: a map of a file whose disk is full would end the process."""
+        try:
+            for path, values in ((self.file, numbers), (self.marks, _mark(numbers))):
+                with path.open("r+b", buffering=0) as file:
+                    file.seek(place * values.nbytes)
+                    file.write(values.tobytes())
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            warnings.warn(f"{self.file.parent} is full: the other images are decoded each time", stacklevel=2)
 
     def _pixels(self, numbers: np.ndarray) -> np.ndarray:
         pixels = numbers.view(np.uint8)[..., : 3 * self.shape[1] * self.shape[2]]
         return pixels.reshape(*numbers.shape[:-1], *self.shape)
 
     def _opened(self) -> tuple[np.ndarray, np.ndarray]:
-        """Each process opens the files by itself."""
+        """Each process opens the files by itself; they have their full size at once, and take it up as they fill."""
         if self._maps is None:
-            kept = np.memmap(self.file, np.uint64, "r+", shape=(len(self), self.numbers))
-            self._maps = kept, np.memmap(self._marks, np.uint64, "r+", shape=(len(self),))
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            maps = []
+            for path, shape in ((self.file, (len(self), self.numbers)), (self.marks, (len(self),))):
+                with path.open("ab") as file:
+                    if file.tell() != (size := 8 * int(np.prod(shape))):
+                        file.truncate(size)
+                maps.append(np.memmap(path, np.uint64, "r", shape=shape))
+            self._maps = maps[0], maps[1]
         return self._maps
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
@@ -102,11 +120,15 @@ def _mark(numbers: np.ndarray) -> np.uint64:
 def _version(images: ImageFolder) -> str:
     """Of files, of what is done to them, and of who decodes them."""
     from PIL import __version__ as pillow
+    from PIL import features
 
-    told = hashlib.sha256(f"{pillow} {images.preprocess} {images.root.resolve()}\n".encode())
+    how = images.preprocess
+    cut = how if how.resize is not None else Preprocess(crop=how.crop)  # where the rest makes no difference
+    decoder = f"{_FORM} {pillow} {features.version('libjpeg_turbo')}"
+    told = hashlib.sha256(f"{decoder} {cut} {images.root.resolve()}".encode())
     for path in images.paths:
         stat = path.stat()
-        told.update(f"{path.parent.name}/{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+        told.update(f"\n{path.parent.name}/{path.name} {stat.st_size} {stat.st_mtime_ns}".encode())
     return told.hexdigest()[:16]
 
 
@@ -116,7 +138,7 @@ class DecodedSuite:
     def __init__(self, suite: Suite, folder: Path) -> None:
         self.suite, self.folder = suite, folder
         self.name, self.shifts, self.extra, self.classes = suite.name, suite.shifts, suite.extra, suite.classes
-        self._known: dict[int, tuple[ImageSet, Decoded]] = {}
+        self.kept: dict[tuple[Any, ...], Decoded] = {}
 
     def part(self, shift: str, severity: int) -> Part:
         """A shifted version."""
@@ -130,9 +152,18 @@ class DecodedSuite:
         images = part.images
         if not isinstance(images, ImageFolder) or images.preprocess.crop is None:
             return part
-        if id(images) not in self._known:  # the images are kept, so that no others have their id
-            self._known[id(images)] = images, Decoded(images, self.folder)
-        return replace(part, images=self._known[id(images)][1])
+        key = images.root, images.preprocess, len(images)
+        if key not in self.kept:
+            self.kept[key] = Decoded(images, self.folder)
+            self._check_room()
+        return replace(part, images=self.kept[key])
+
+    def _check_room(self) -> None:
+        needed = sum(images.missing for images in self.kept.values())
+        above = next(path for path in (self.folder, *self.folder.resolve().parents) if path.is_dir())
+        if needed > (free := shutil.disk_usage(above).free):
+            told = f"{needed / 1e9:.1f} GB more, decoded, and {self.folder} has {free / 1e9:.1f} GB"
+            raise NoRoomError(f"these images take {told}: choose another folder for the cache, or go without one")
 
     def __getattr__(self, name: str) -> Any:
         """What some suites tell besides, such as their task."""

@@ -86,7 +86,7 @@ def run_recipes(
             raise typer.BadParameter(f"no {what} {name!r}: choose from {', '.join(known)}")
     chosen = [RECIPES[name] for name in names if name != "all"]
     if "all" in names:
-        chosen = [recipe for recipe in RECIPES.values() if recipe.name != "imagenet-r"]
+        chosen = [recipe for recipe in RECIPES.values() if recipe.name != "imagenet-r"]  # which is other data
     fields: dict[str, Any] = {"images": images, "batch_size": batch_size, "seeds": tuple(seed) if seed else None}
     fields |= {"device": device, "engine": engine, "precision": precision, "workers": workers or None, "source": source}
     fields |= {"probe_images": probe_images, "cache": cache}
@@ -95,6 +95,8 @@ def run_recipes(
     command = shlex.join(["acclimate", *repeatable(sys.argv[1:])])
     try:
         at = SCALES[scale].on(data=data, networks=networks, **fields)  # type: ignore[arg-type]
+        if "all" in names:
+            chosen = [recipe for recipe in chosen if any(case.due(at) for case in recipe.plans(at))]
         _tell(chosen, at, out / at.name)
         if dry_run:
             return
@@ -137,6 +139,9 @@ def join_files(
         written = show(recipe, whole, out)
     except EXPECTED as error:
         refuse("cannot join", error)
+    for what in ("device", "torch"):
+        if len(told := sorted({str(origin.get(what)) for origin in whole["origins"]})) > 1:
+            console.print(f"[yellow]their {what} differs: {', '.join(told)}[/]", soft_wrap=True, highlight=False)
     _show(recipe, written)
 
 
@@ -154,13 +159,14 @@ def _tell(recipes: Sequence[Recipe], scale: Scale, out: Path) -> None:
 
     console.print(f"[bold]scale[/]     {scale.name}: {scale.about}")
     console.print(f"[bold]data[/]      {scale.data or scale.needs}")
-    console.print(f"[bold]networks[/]  {', '.join(scale.networks.values())}")
+    networks = [name for kind, name in scale.networks.items() if kind in scale.within or not scale.within]
+    console.print(f"[bold]networks[/]  {', '.join(networks)}")
     table = Table("recipe", "runs", "images met", "about", box=SIMPLE_HEAD, pad_edge=False)
     speeds: dict[tuple[str, int], tuple[float, float]] = {}
     first: dict[str, Run] = {}
     for recipe in recipes:
         cases, seconds, images = recipe.plans(scale), 0.0, 0.0
-        for case in cases:
+        for case in (case for case in cases if case.due(scale)):
             run = Run(case.plan, case.folder(out, recipe.name), first.get(case.plan.model))
             first.setdefault(case.plan.model, run)
             run.check()

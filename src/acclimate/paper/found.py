@@ -62,7 +62,7 @@ class Found:
     case: Case
     stored: Sequence[Stored] = ()
     measured: Sequence[dict[str, Any]] = ()
-    """Each with the `origin` and the `weights` of the network that it was `measured` with."""
+    """Each with its method, its seed, and the `origin` and the `weights` of the network it was `measured` with."""
 
     @property
     def results(self) -> list[Result]:

@@ -49,7 +49,10 @@ def show(recipe: Recipe, content: Content, out: Path) -> list[Path]:
 def _put(recipe: Recipe, found: Sequence[Found], content: Content, out: Path) -> list[Path]:
     for model in {each.case.plan.model for each in found}:
         if len(set().union(*(each.weights for each in found if each.case.plan.model == model))) > 1:
-            raise PlanError(f"these are results of two networks that are both called {model}: choose another --out")
+            raise PlanError(
+                f"{out} would have results of two networks that are both called {model}: choose another --out, or "
+                "leave one of them out"
+            )
     shown = recipe.show(found)
     if published := paper_table_of(recipe.name):
         shown.tables["paper"] = published
@@ -80,36 +83,76 @@ def join(files: Sequence[Path]) -> Content:
 def _read(file: Path) -> Content:
     try:
         content: Content = json.loads(file.read_text())
-        for case in content["cases"]:
-            _found(case)
-    except (ValueError, KeyError, TypeError) as error:
-        raise PlanError(f"{file} is damaged, or holds no numbers of a recipe ({error})") from error
+        found = [_found(case) for case in content["cases"]]
+        for key in ("recipe", "scale", "command", "origins"):
+            content[key]
+    except IsADirectoryError as error:
+        raise PlanError(f"{file} is a folder: name the file of numbers in it, such as lifelong.json") from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise PlanError(f"{file} is damaged, or holds no numbers of a recipe ({error!r})") from error
+    if not found:
+        raise PlanError(f"{file} holds no numbers: nothing was measured")
     return content
+
+
+def _kind(case: Content) -> str:
+    """Where it has what was found."""
+    return "measured" if "measured" in case else "results"
+
+
+def _key(found: Content) -> tuple[str, int]:
+    return found["method"], found["seed"]
 
 
 def _without(before: Sequence[Content], case: Content) -> Iterator[Content]:
     """What was found before at the same place, but what was measured again."""
-    again = {(result["method"], result["seed"]) for result in case.get("results", ())}
+    again, kind = {_key(found) for found in case[_kind(case)]}, _kind(case)
+    mine = _compared(case)
     for one in before:
-        for name in ("model", "preset", *PROTOCOL):
-            mine, theirs = case["plan"][name], one["plan"][name]
-            if mine != theirs:
-                raise PlanError(f"{case['row']} was measured in two ways: {name} is {theirs!r} and {mine!r}")
-        kept = [result for result in one.get("results", ()) if (result["method"], result["seed"]) not in again]
-        if kept:
-            yield {**one, "results": kept}
+        for name, theirs in _compared(one).items():
+            if name in _PLAN and mine[name] != theirs:
+                raise PlanError(f"{case['row']} was measured in two ways: {name} is {theirs!r} and {mine[name]!r}")
+        if kept := [found for found in one[kind] if _key(found) not in again]:
+            yield {**one, kind: kept}
+
+
+_PLAN = ("model", "preset", *PROTOCOL)
+_HOW = ("methods", "seeds", "device", "workers", "cache")
+"""What may differ between files: who, and on what machine; the device itself is compared by its name."""
+
+
+def _compared(case: Content) -> Content:
+    """A plan, with the fields that it has today; data without its path."""
+    plan = Plan.from_dict(case["plan"]).as_dict()
+    return {**plan, "data": plan["data"].rpartition(":")[0] or plan["data"]}
 
 
 def _by_plan(cases: Sequence[Content]) -> list[Content]:
-    """One of each plan; the seeds of a method are all of one."""
+    """One of each plan; the seeds of a method are all of one, and of one kind of device."""
     plans: dict[str, Content] = {}
     for case in cases:
-        plan = json.dumps({**case["plan"], "methods": None, "seeds": None})
-        plans[plan] = {**case, "results": plans[plan]["results"] + case["results"]} if plan in plans else case
-    methods = [name for case in plans.values() for name in {result["method"] for result in case.get("results", ())}]
-    if twice := {name for name in methods if methods.count(name) > 1}:
-        raise PlanError(f"seeds of {', '.join(sorted(twice))} were measured in two ways, such as with two engines")
+        plan = json.dumps({name: value for name, value in _compared(case).items() if name not in _HOW})
+        plans[plan] = _together(plans[plan], case) if plan in plans else case
+    ways: dict[str, set[tuple[str, ...]]] = {}
+    for plan, case in plans.items():
+        for found in case[_kind(case)]:
+            way = (plan, *(str(found["origin"].get(what)) for what in ("device", "torch")))
+            ways.setdefault(found["method"], set()).add(way)
+    if mixed := [method for method, own in ways.items() if len(own) > 1]:
+        raise PlanError(
+            f"seeds of {', '.join(mixed)} were measured in two ways, such as with two engines, devices or versions of "
+            "torch: a mean of them says nothing"
+        )
     return [*plans.values()]
+
+
+def _together(one: Content, other: Content) -> Content:
+    kind = _kind(other)
+    whole = {name: [*dict.fromkeys(one["plan"][name] + other["plan"][name])] for name in ("methods", "seeds")}
+    return {**other, "plan": {**other["plan"], **whole}, kind: one[kind] + other[kind]}
+
+
+_NAMES = {method.__name__: name for name, method in METHODS.items()}
 
 
 def _found(case: Mapping[str, Any]) -> Found:
@@ -127,8 +170,7 @@ def _stored(plan: Plan, content: Mapping[str, Any]) -> Stored:
     domains = [{"in_graph": 0, **none, **domain} for domain in content["domains"]]
     domains[0] |= content["bins"]
     result = Result.from_dict({**content, "domains": domains})
-    (method,) = (name for name, method in METHODS.items() if method.__name__ == result.method)
-    job = Job(method, result.seed)
+    job = Job(_NAMES[result.method], result.seed)
     told = {"done": True, "job": asdict(job), "arguments": plan.arguments(job), "protocol": plan.protocol}
     weights = {"weights": result.origin["model"], "preprocess": None, "source_accuracy": None}
     return Stored(result, {**told, "model": plan.model, "fingerprint": weights})
@@ -158,7 +200,8 @@ def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [json.loads(told) for told in dict.fromkeys(json.dumps(value) for value in values)]
 
 
-_KEPT = ("name", "accuracy", "ece", "forwards", "backwards", "seconds", "clean_accuracy", "kept", "gpu_memory")
+_PASSES = ("forwards", "backwards", "images", "seconds", "kept", "gpu_memory")
+_KEPT = ("name", "accuracy", "ece", "clean_accuracy", *_PASSES)
 
 
 def _told(found: Found) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,8 @@ def reproduce(
         found.append(_carry_out(case, run, case.due(scale), on_case))
     found = [each for each in found if each.stored or each.measured]
     if not found:
-        raise PlanError(f"{recipe.name} has nothing to show: it does not run {', '.join(scale.only)}")
+        asked = ", ".join([*scale.only, *scale.within])
+        raise PlanError(f"{recipe.name} has nothing to show: it does not run {asked}")
     return write(recipe, found, out, scale=scale.name, command=command)
 
 
@@ -152,12 +153,13 @@ def _find_measured(case: Case, run: Run, job: Job) -> dict[str, Any] | None:
         raise PlanError(f"{file} is damaged ({error}): remove it, and it is measured anew") from error
     if not same:
         raise PlanError(f"{file} was measured under another plan: choose another --out")
-    return content
+    return {**asdict(job), **content}
 
 
 def _do_measured(case: Case, run: Run, job: Job, tick: Tick) -> dict[str, Any]:
     assert case.measure is not None  # noqa: S101
     content = {
+        **asdict(job),
         "settings": _settings(case.plan, job),
         "weights": Source(run.network.model).fingerprint(),
         "origin": origin(torch.device(case.plan.device)),

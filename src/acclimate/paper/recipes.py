@@ -261,13 +261,25 @@ def rate(scale: Scale, network: Kind, method: str, times: float) -> float:
     "It shows whether a preset suits a network; β stays as it is.",
 )
 def _(scale: Scale) -> Iterator[Case]:
-    wide, lower = (0.05, 0.2, 1.0, 5.0, 30.0), (0.03, 0.1, 0.3, 1.0)  # some take long, and collapse rather than idle
-    multiples = {"tent": wide, "eata": wide, "eata-c": wide, "cotta": lower, "tea": lower}
-    for network, (method, some) in product(NETWORKS, multiples.items()):
-        for times in some:
-            arguments = {"lr": rate(scale, network, method, times)}
-            plan = scale.plan(network, method, arguments=arguments, scenario="lifelong", probe="none")
-            yield Case(shown(method), plan, network, times)
+    return multiplied(scale, ("tent", "eata", "eata-c"), (0.05, 0.2, 1.0, 5.0, 30.0))
+
+
+@recipe(
+    "slow-rates",
+    "Beyond the paper: the same of methods that take long",
+    sweep("times the usual learning rate", "accuracy", "ece", xscale="log"),
+    "Lower rates alone: what they do at theirs is to collapse, not to idle.",
+)
+def _(scale: Scale) -> Iterator[Case]:
+    return multiplied(scale, ("cotta", "tea"), (0.03, 0.1, 0.3, 1.0))
+
+
+def multiplied(scale: Scale, methods: Sequence[str], multiples: Sequence[float]) -> Iterator[Case]:
+    """Methods at multiples of their learning rate, lifelong, on both networks."""
+    for network, method, times in product(NETWORKS, methods, multiples):
+        arguments = {"lr": rate(scale, network, method, times)}
+        plan = scale.plan(network, method, arguments=arguments, scenario="lifelong", probe="none")
+        yield Case(shown(method), plan, network, times)
 
 
 @recipe(
