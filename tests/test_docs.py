@@ -6,7 +6,7 @@ import json
 import re
 from itertools import product
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any, TypeAlias
 
 import pytest
@@ -79,6 +79,10 @@ def test_the_cost_of_steps_is_the_committed_result() -> None:
         assert precision.markdown(results / f"precision_{device}.json") in page
     told = json.loads((results / "loading_h200.json").read_text())
     assert loading.markdown(results / "loading_cpu.json") in page
+    two = json.loads((results / "loading_cpu.json").read_text())
+    for row in two["rows"][:2]:
+        assert min(two["memory"]) <= median(row["kept_fed"]) <= max(two["memory"])
+        assert median(row["fed"]) < min(two["memory"])
     for row in told["rows"]:
         assert f"| {row['files']} | {row['workers']} | {row['read']:,.0f} | {row['fed']:,.0f} |" in page
     assert f"| in memory |  |  | {told['memory']:,.0f} |" in page
