@@ -18,7 +18,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from acclimate.methods import METHODS
-from acclimate.paper.published import PaperRow, paper_notes, paper_rows
+from acclimate.paper.published import PaperRow, legend, paper_rows
 
 from . import methods
 
@@ -48,9 +48,9 @@ def comparison(file: Path, network: str) -> str:
         _ours(_label(name, images, results, most), results) + _theirs(paper.get(name))
         for (name, images), results in sorted(methods.items(), key=lambda each: ORDER.index(each[0][0]))
     ]
-    notes = [f"{mark} {told}" for mark, told in paper_notes().items() if any(line[-4].endswith(mark) for line in lines)]
+    notes = legend(line[-4] for line in lines)
     table = [HEADER, ["---"] + ["---:"] * (len(HEADER) - 1), *lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in table) + (f"\n\n{'; '.join(notes)}." if notes else "")
+    return "\n".join(f"| {' | '.join(line)} |" for line in table) + (f"\n\n{notes}" if notes else "")
 
 
 def _label(name: str, images: int | None, results: Sequence[Any], most: int) -> str:

@@ -441,5 +441,6 @@ def test_a_cache_goes_to_all_data_of_a_plan(tmp_path: Path, monkeypatch: pytest.
     done = CliRunner().invoke(app, [*words, "--cache", folder, "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert set(opened) == {("digits", folder)}
+    assert "--cache makes no difference here" in done.output
     assert json.loads((tmp_path / "out" / "plan.json").read_text())["cache"] == folder
     assert CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")]).exit_code == 0, "no other protocol"

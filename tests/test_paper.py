@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +24,7 @@ from acclimate.evaluate import evaluate
 from acclimate.experiment import Run
 from acclimate.paper import studies
 from acclimate.paper.numbers import join, show
-from acclimate.paper.recipe import Case, Recipe, Shown, reproduce, side_by_side
+from acclimate.paper.recipe import Case, Recipe, Shown, _begin, reproduce, side_by_side
 from acclimate.paper.recipes import RECIPES
 from acclimate.paper.scales import SCALES, Scale
 from acclimate.plan import Job, PlanError
@@ -370,7 +371,7 @@ def test_selected_samples_are_surer_than_removed_ones(tmp_path: Path) -> None:
 
 
 def test_a_kept_command_names_no_folder_of_ones_own() -> None:
-    words = ["paper", "run", "toy", "--out", "mine", "--seed", "1", "--out=mine"]
+    words = ["paper", "run", "toy", "--out", "mine", "--seed", "1", "--out=mine", "--cache", "here"]
     assert repeatable(words) == ["paper", "run", "toy", "--seed", "1"]
 
 
@@ -504,7 +505,7 @@ def test_the_papers_marks_are_explained() -> None:
     rows = [["Tent (paper†)", "1"], ["EATAC†, all parameters", "2"], ["MEMO (paper*)", "3"]]
     assert _legend(rows).strip() == (
         "† single-domain adaptation: the network is reset before each corruption; "
-        "* episodic adaptation: the network is reset before each image."
+        r"\* episodic adaptation: the network is reset before each image."
     )
     assert _legend(rows[1:2]) == ""
 
@@ -607,7 +608,7 @@ def test_seeds_that_were_measured_apart_are_joined(seeds: list[Path]) -> None:
         (lambda c: c["cases"][0]["results"][0].update(method="Nobody"), "is damaged, or holds no numbers"),
         (lambda c: c["cases"][0]["results"][0].update(domains=[]), "is damaged, or holds no numbers"),
         (lambda c: c.pop("command"), "is damaged, or holds no numbers"),
-        (lambda c: c.update(cases=[]), "nothing was measured"),
+        (lambda c: c.update(cases=[]), "it has no case"),
     ],
 )
 def test_what_cannot_be_joined_is_refused(change: Any, message: str, seeds: list[Path]) -> None:
@@ -647,10 +648,22 @@ def test_numbers_are_enough_to_draw_anew(name: str, tmp_path: Path) -> None:
         assert file.read_text() == (tmp_path / "a" / file.name).read_text(), file.name
 
 
+def test_processes_beside_each_other_have_their_share_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    given: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    _begin(3)
+    assert (given, os.environ["TORCHINDUCTOR_COMPILE_THREADS"]) == ([3], "1")
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "5")
+    _begin(3)
+    assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "5", "what the user says"
+
+
 def test_one_network_alone(tmp_path: Path) -> None:
     words = ["paper", "run", "lifelong", "--method", "source", "--network", "resnet", "--vit", "nosuch.py:f"]
     done = CliRunner().invoke(app, [*words, "--images", "8", "--cache", str(tmp_path), "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
+    assert done.output.count("--cache makes no difference here") == 1
     content = json.loads((tmp_path / "digits" / "lifelong.json").read_text())
     assert [(case["column"], case["plan"]["cache"]) for case in content["cases"]] == [("resnet", str(tmp_path))]
     none = CliRunner().invoke(app, ["paper", "run", "mixed", "--network", "resnet", "--out", str(tmp_path)])

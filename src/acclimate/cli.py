@@ -230,9 +230,7 @@ def run(
             for name, why in unfit.items():
                 console.print(f"{name} is left out: {why}")
         job.check()
-        if job.idle_cache():
-            console.print("--cache makes no difference: it is for image files that the network takes cut to one size")
-        if hint := job.hint():
+        for hint in filter(None, (job.idle_cache(), job.hint())):
             console.print(hint, soft_wrap=True, highlight=False)
         for told in getattr(job.suite, "missing", list)():
             console.print(f"[yellow]{told}[/]", soft_wrap=True, highlight=False)

@@ -56,9 +56,11 @@ class Run:
     def _open(self, data: str) -> Suite:
         return open_suite(data, self.network.preprocess, self.plan.cache)
 
-    def idle_cache(self) -> bool:
-        """Whether there is a cache, and no use for it."""
-        return bool(self.plan.cache) and not getattr(self.suite, "kept", ())
+    def idle_cache(self) -> str:
+        """That a cache was named, and there is no use for it; else nothing."""
+        if not self.plan.cache or getattr(self.suite, "kept", False):
+            return ""
+        return "--cache makes no difference here: it is for image files that the network takes cut to one size"
 
     def _like(self, *fields: str) -> Run | None:
         same = self.like is not None and all(getattr(self.plan, f) == getattr(self.like.plan, f) for f in fields)

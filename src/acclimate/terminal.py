@@ -31,9 +31,11 @@ def refuse(what: str, error: BaseException) -> NoReturn:
 
 
 def repeatable(words: Sequence[str]) -> list[str]:
-    """A command without `--out`, which says nothing of its results and may be a path of one's own machine."""
+    """A command without `--out` and `--cache`, which say nothing of its results and may be paths of one's machine."""
     return [
-        word for last, word in zip(["", *words], words, strict=False) if "--out" not in (last, word.partition("=")[0])
+        word
+        for last, word in zip(["", *words], words, strict=False)
+        if {"--out", "--cache"}.isdisjoint((last, word.partition("=")[0]))
     ]
 
 

@@ -179,3 +179,5 @@ def _tell(recipes: Sequence[Recipe], scale: Scale, out: Path) -> None:
         runs = sum(len(case.due(scale)) for case in cases)
         table.add_row(recipe.name, f"{runs:,}", f"{images:,.0f}", duration(seconds))
     console.print(table)
+    for hint in {run.idle_cache() for run in first.values()} - {""}:
+        console.print(hint, soft_wrap=True, highlight=False)

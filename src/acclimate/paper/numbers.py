@@ -17,7 +17,7 @@ from ..plan import PROTOCOL, Job, Plan, PlanError
 from ..results import Stored
 from ..tables import FORMATS
 from .found import Case, Found, Shown
-from .published import paper_notes, paper_table_of
+from .published import legend, paper_table_of
 
 if TYPE_CHECKING:
     from .recipe import Recipe
@@ -84,14 +84,14 @@ def _read(file: Path) -> Content:
     try:
         content: Content = json.loads(file.read_text())
         found = [_found(case) for case in content["cases"]]
-        for key in ("recipe", "scale", "command", "origins"):
-            content[key]
+        missing = {"recipe", "scale", "command", "origins"} - content.keys()
     except IsADirectoryError as error:
         raise PlanError(f"{file} is a folder: name the file of numbers in it, such as lifelong.json") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise PlanError(f"{file} is damaged, or holds no numbers of a recipe ({error!r})") from error
-    if not found:
-        raise PlanError(f"{file} holds no numbers: nothing was measured")
+    if missing or not found:
+        lack = ", ".join(sorted(missing)) or "case"
+        raise PlanError(f"{file} is damaged, or holds no numbers of a recipe (it has no {lack})")
     return content
 
 
@@ -106,17 +106,17 @@ def _key(found: Content) -> tuple[str, int]:
 
 def _without(before: Sequence[Content], case: Content) -> Iterator[Content]:
     """What was found before at the same place, but what was measured again."""
-    again, kind = {_key(found) for found in case[_kind(case)]}, _kind(case)
-    mine = _compared(case)
+    kind, mine = _kind(case), _compared(case)
+    again = {_key(found) for found in case[kind]}
     for one in before:
-        for name, theirs in _compared(one).items():
-            if name in _PLAN and mine[name] != theirs:
-                raise PlanError(f"{case['row']} was measured in two ways: {name} is {theirs!r} and {mine[name]!r}")
+        theirs = _compared(one)
+        if differs := [name for name in ("model", "preset", *PROTOCOL) if mine[name] != theirs[name]]:
+            told = f"{differs[0]} is {theirs[differs[0]]!r} and {mine[differs[0]]!r}"
+            raise PlanError(f"{case['row']} was measured in two ways: {told}")
         if kept := [found for found in one[kind] if _key(found) not in again]:
             yield {**one, kind: kept}
 
 
-_PLAN = ("model", "preset", *PROTOCOL)
 _HOW = ("methods", "seeds", "device", "workers", "cache")
 """What may differ between files: who, and on what machine; the device itself is compared by its name."""
 
@@ -192,8 +192,8 @@ def _written(shown: Shown, out: Path, name: str) -> Iterator[Path]:
 
 def _legend(rows: Sequence[Sequence[str]]) -> str:
     """What the marks of the paper's rows mean."""
-    told = [f"{mark} {note}" for mark, note in paper_notes().items() if any(f"(paper{mark})" in row[0] for row in rows)]
-    return f"\n{'; '.join(told)}.\n" if told else ""
+    told = legend(row[0] for row in rows if "(paper" in row[0])
+    return f"\n{told}\n" if told else ""
 
 
 def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["PaperRow", "paper_notes", "paper_rows", "paper_table_of", "rows_for"]
+__all__ = ["PaperRow", "legend", "paper_notes", "paper_rows", "paper_table_of", "rows_for"]
 
 
 _NETWORKS = {
@@ -55,6 +55,13 @@ def paper_notes() -> dict[str, str]:
     """What the marks mean."""
     notes: dict[str, str] = _content()["notes"]
     return notes
+
+
+def legend(cells: Iterable[str]) -> str:
+    """What the marks that cells end with mean, as a line of Markdown, where a star alone would begin a list."""
+    ends = {cell.rstrip(")")[-1:] for cell in cells}
+    told = [f"{mark} {note}".replace("*", "\\*") for mark, note in paper_notes().items() if mark in ends]
+    return f"{'; '.join(told)}." if told else ""
 
 
 def paper_table_of(recipe: str) -> tuple[list[str], list[list[str]]] | None:
