@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -373,6 +374,41 @@ def test_the_same_pixels_are_kept_once(tmp_path: Path) -> None:
     assert file(Preprocess(36, 32)) != file(Preprocess(36, 32, "bicubic"))
     suite = open_suite(f"folder:{root}", Preprocess(36, 32), tmp_path / "cache")
     assert suite.clean().images is suite.part("snow", 2).images
+
+
+def test_a_batch_is_waited_for_and_the_next_one_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of what a GPU is told, with a stand-in for one."""
+    log: list[str] = []
+
+    class Batch:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def to(self, _: torch.device, *, non_blocking: bool) -> Batch:
+            assert non_blocking
+            log.append(f"copy {self.name}")
+            return self
+
+        def record_stream(self, stream: Stream) -> None:
+            assert stream is main
+            log.append(f"used {self.name}")
+
+    class Stream:
+        def record_event(self) -> str:
+            return log[-1].replace("copy", "wait")
+
+        def wait_event(self, event: str) -> None:
+            assert self is main
+            log.append(event)
+
+    main = Stream()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: Stream())
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: main)
+    for x, _, _ in _moved([(Batch(name), None, [0]) for name in "abc"], torch.device("cuda")):  # type: ignore[misc]
+        log.append(f"work {x.name}")
+    told = "copy a, wait a, used a, copy b, work a, wait b, used b, copy c, work b, wait c, used c, work c"
+    assert log == told.split(", ")
 
 
 @pytest.mark.gpu
