@@ -75,9 +75,9 @@ _OTHERS: dict[str, dict[str, Settings]] = {
     },
     "cifar-vit": {
         "MEMO": {"optimizer": partial(AdamW, lr=1e-5, weight_decay=0.01), "views": 32},
-        "CoTTA": {"optimizer": partial(Adam, lr=1e-3), **COTTA_ON_CIFAR10},
+        "CoTTA": {"optimizer": partial(Adam, lr=1e-4), **COTTA_ON_CIFAR10},
         "ROID": {"optimizer": partial(Adam, lr=1e-3)},
-        "TEA": {"optimizer": partial(Adam, lr=1e-4)},
+        "TEA": {"optimizer": partial(Adam, lr=1e-5)},
     },
 }
 

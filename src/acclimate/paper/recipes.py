@@ -271,10 +271,9 @@ def _(scale: Scale) -> Iterator[Case]:
     "slow-rates",
     "Beyond the paper: the same of methods that take long",
     BY_RATE,
-    "Lower rates alone: on the small ViT theirs are too high.",
 )
 def _(scale: Scale) -> Iterator[Case]:
-    return multiplied(scale, ("cotta", "tea"), (0.03, 0.1, 0.3, 1.0))
+    return multiplied(scale, ("cotta", "tea"), (0.1, 0.3, 1.0, 3.0, 10.0))
 
 
 def multiplied(scale: Scale, methods: Sequence[str], multiples: Sequence[float]) -> Iterator[Case]:
@@ -287,14 +286,15 @@ def multiplied(scale: Scale, methods: Sequence[str], multiples: Sequence[float])
 
 @recipe(
     "drop-rates",
-    "Beyond the paper: EATA-C's drop ratio by its learning rate",
+    "Beyond the paper: EATA-C's drop ratio by its learning rate, lifelong",
     sweep("drop ratio", "accuracy", "ece"),
     "A sub-network that differs more has the greater loss, so that it is a higher rate, too: it shows what is left.",
 )
 def _(scale: Scale) -> Iterator[Case]:
-    for times, drop in product((0.5, 1.0, 3.0), (0.1, 0.2, 0.4, 0.6, 0.8)):
-        arguments = {"drop": drop, "lr": rate(scale, "vit", "eata-c", times)}
-        yield Case(f"{times:g} × the rate", noise(scale, "vit", "eata-c", arguments), x=drop)
+    for network, times, drop in product(NETWORKS, (0.3, 1.0, 3.0), (0.1, 0.2, 0.4, 0.6, 0.8)):
+        arguments = {"drop": drop, "lr": rate(scale, network, "eata-c", times)}
+        plan = scale.plan(network, "eata-c", arguments=arguments, scenario="lifelong", probe="none")
+        yield Case(f"{times:g} × the rate", plan, network, drop)
 
 
 # Studies -----------------------------------------------------------------------------------------------------------
