@@ -50,8 +50,8 @@ _EATAC: dict[str, Settings] = {
     "resnet50": {"lr": 5e-3, "margin": 0.5, "epsilon": Scaled(0.07), "drop": 0.2, "alpha": 0.1, "beta": 50.0},
     "vit-base": {"lr": 0.1, "margin": 0.4, "epsilon": Scaled(0.05), "drop": 0.2, "alpha": 0.1, "beta": 50.0},
     "segformer-b5": {"lr": 5e-4, "select": Everything(), "drop": 0.6, "alpha": 0.0, "beta": 500.0, **_source},
-    "cifar-resnet": {"lr": 0.05, "margin": 0.5, "epsilon": Scaled(0.07), "drop": 0.2, "alpha": 0.1, "beta": 50.0},
-    "cifar-vit": {"lr": 3e-3, "margin": 0.4, "epsilon": Scaled(0.05), "drop": 0.2, "alpha": 0.1, "beta": 50.0},
+    "cifar-resnet": {"lr": 0.05, "margin": 0.5, "epsilon": Scaled(0.07), "drop": 0.4, "alpha": 0.1, "beta": 50.0},
+    "cifar-vit": {"lr": 3e-3, "margin": 0.4, "epsilon": Scaled(0.05), "drop": 0.4, "alpha": 0.1, "beta": 50.0},
 }
 
 _OTHERS: dict[str, dict[str, Settings]] = {
@@ -75,9 +75,9 @@ _OTHERS: dict[str, dict[str, Settings]] = {
     },
     "cifar-vit": {
         "MEMO": {"optimizer": partial(AdamW, lr=1e-5, weight_decay=0.01), "views": 32},
-        "CoTTA": {"optimizer": partial(Adam, lr=1e-4), **COTTA_ON_CIFAR10},
+        "CoTTA": {"optimizer": partial(Adam, lr=1e-5), **COTTA_ON_CIFAR10},
         "ROID": {"optimizer": partial(Adam, lr=1e-3)},
-        "TEA": {"optimizer": partial(Adam, lr=1e-5)},
+        "TEA": {"optimizer": partial(Adam, lr=1e-4)},
     },
 }
 

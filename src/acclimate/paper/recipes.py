@@ -254,34 +254,30 @@ def rate(scale: Scale, network: Kind, method: str, times: float) -> float:
     return float(f"{times * usual:.3g}")
 
 
-BY_RATE = sweep("times the usual learning rate", "accuracy", "ece", xscale="log")
-
-
 @recipe(
     "rates",
     "Beyond the paper: multiples of the learning rate, lifelong",
-    BY_RATE,
+    sweep("times the usual learning rate", "accuracy", "ece", xscale="log"),
     "It shows whether a preset suits a network; β stays as it is.",
 )
 def _(scale: Scale) -> Iterator[Case]:
-    return multiplied(scale, ("tent", "eata", "eata-c"), (0.05, 0.2, 1.0, 5.0, 30.0))
+    for network, method, times in product(NETWORKS, ("tent", "eata", "eata-c"), (0.05, 0.2, 1.0, 5.0, 30.0)):
+        arguments = {"lr": rate(scale, network, method, times)}
+        plan = scale.plan(network, method, arguments=arguments, scenario="lifelong", probe="none")
+        yield Case(shown(method), plan, network, times)
 
 
 @recipe(
     "slow-rates",
-    "Beyond the paper: the same of methods that take long",
-    BY_RATE,
+    "Beyond the paper: learning rates of methods that take long",
+    sweep("learning rate", "accuracy", "ece", xscale="log"),
+    "A fifth of the images shows it: --images 2000.",
 )
 def _(scale: Scale) -> Iterator[Case]:
-    return multiplied(scale, ("cotta", "tea"), (0.1, 0.3, 1.0, 3.0, 10.0))
-
-
-def multiplied(scale: Scale, methods: Sequence[str], multiples: Sequence[float]) -> Iterator[Case]:
-    """Methods at multiples of their learning rate, lifelong, on both networks."""
-    for network, method, times in product(NETWORKS, methods, multiples):
-        arguments = {"lr": rate(scale, network, method, times)}
-        plan = scale.plan(network, method, arguments=arguments, scenario="lifelong", probe="none")
-        yield Case(shown(method), plan, network, times)
+    for scenario, network, method in product(("lifelong", "single-domain"), NETWORKS, ("cotta", "tea")):
+        for lr in (1e-6, 1e-5, 1e-4, 1e-3):
+            plan = scale.plan(network, method, arguments={"lr": lr}, scenario=scenario, probe="none")
+            yield Case(shown(method), plan, f"{network}, {scenario}", lr)
 
 
 @recipe(
