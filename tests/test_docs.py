@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, TypeAlias
@@ -84,7 +84,7 @@ def test_the_cost_of_steps_is_the_committed_result() -> None:
         assert median(row["fed"]) < min(two["memory"])
     told = json.loads((results / "loading_h200.json").read_text())
     speed = median(told["memory"])
-    _, noisy, large = (
+    smooth, noisy, large = (
         {name: median(row[name]) / speed for name in loading.COLUMNS} for row in told["rows"] if row["workers"] == 15
     )
     (busy,) = (
@@ -94,9 +94,11 @@ def test_the_cost_of_steps_is_the_committed_result() -> None:
         == ("ViT-Base", "EATA", "sparse", "bf16", 0.6)
     )
     flat = " ".join(page.split())
-    assert f"at {100 * noisy['read']:.0f} % of the speed" in flat
-    assert f"it runs at {100 * noisy['fed']:.0f} %." in flat
-    assert noisy["kept_fed"] <= noisy["fed"]
+    assert min(smooth["read"], noisy["read"]) > 1.25
+    assert f"it runs at {100 * noisy['fed']:.0f} % of its speed" in flat
+    assert all(kind["kept_fed"] <= kind["fed"] for kind in (smooth, noisy))
+    (few,) = (r["fed"] for r in told["rows"] if (r["files"], r["workers"]) == ("224×224, noisy", 4))
+    assert f"Four workers feed it noisy files at {100 * median(few) / speed:.0f} %." in flat
     assert f"With 60 % kept it takes {round(busy, -2):,.0f} a second" in flat
     assert 0.3 < large["fed"] < 0.4
     assert f"from the cache at {100 * large['kept_fed']:.0f} %" in flat
@@ -318,7 +320,7 @@ def test_what_is_said_to_hold_on_cifar10_does() -> None:
         "an ECE of {:.1f} and {:.1f};".format(*(told(f, "resnet", "CoTTA", "ece") for f in (lifelong, single))),
         "lifelong they have {:.1f} and {:.1f}".format(*(told(lifelong, "vit", name) for name in ("CoTTA", "TEA"))),
         "single-domain {:.1f} and {:.1f}, where".format(*(told(single, "vit", name) for name in ("CoTTA", "TEA"))),
-        f"lifelong, bring it to {told(lifelong, 'vit', 'CoTTA'):.1f}",
+        "CoTTA has {:.1f} at 1e-5 and TEA {:.1f} at 1e-4".format(*(told(lifelong, "vit", n) for n in ("CoTTA", "TEA"))),
         "on Gaussian noise they bring it to {:.1f}, where the source has {:.1f}".format(*alone("gaussian_noise")),
         "in defocus blur to {:.1f}, where the source has {:.1f}".format(*alone("defocus_blur")),
         "{:.1f} and {:.1f} on a tenth".format(*(told(lifelong, network, "MEMO") for network in ("resnet", "vit"))),
@@ -334,8 +336,11 @@ def test_what_is_said_to_hold_on_cifar10_does() -> None:
         for result in case["results"]
         if (case["column"], result["method"]) == ("resnet", "TEA")
     ]
-    assert all(f"{accuracy:.0f}" == "11" for accuracy in tenth)
-    assert tenth
+    assert {f"{accuracy:.0f}" for accuracy in tenth} == {"11"}
+    said("to 11 % on the tenth corruption")
+    assert mean(lifelong["vit"]["CoTTA"]["forwards"]) > 0.97 * 35  # views of almost every batch
+    assert abs(told(single, "resnet", "TEA") - told(single, "resnet", "EATAC")) < 0.1
+    assert abs(told(single, "vit", "ETAC", "ece") - told(single, "vit", "EATAC", "ece")) < 0.1
 
 
 Key: TypeAlias = "str | float | None"
@@ -421,6 +426,9 @@ def test_what_is_said_of_mixed_streams_and_of_forgetting_holds() -> None:
     fog = {row: told for (row,), told in over_seeds("calibration", "row").items()}
     assert min(fog, key=lambda row: fog[row]["ece"]) == "EATAC"
     assert max(fog, key=lambda row: fog[row]["accuracy"]) == "EATAC"
+    seeds = {case["row"]: sorted(100 * r["accuracy"] for r in case["results"]) for case in cases("calibration")}
+    said(f"its seeds lie {seeds['EATAC'][-1] - seeds['EATAC'][0]:.1f} points apart")
+    assert seeds["EATAC"][0] < seeds["EATA"][0] < seeds["EATA"][-1] < seeds["EATAC"][1]
     for case in cases("calibration"):
         assert all(sum(r["bins"]["confident"]) > sum(r["bins"]["correct"]) for r in case["results"])
 
@@ -435,11 +443,14 @@ def test_what_is_said_of_the_sweeps_holds() -> None:
     stable = [told["accuracy"] for x, told in epsilon.items() if x >= 0.04]
     assert max(stable) - min(stable) < 0.2
     assert all(epsilon[x]["kept"] < 1 for x in (0.01, 0.02))
-    assert all(more["ece"] > less["ece"] - 0.1 for less, more in pairwise(alpha.values()))
+    by_ece = sorted(alpha, key=lambda x: alpha[x]["ece"])
+    assert (by_ece[0], by_ece[-1]) == (0, 0.3)
     assert all(abs(told["accuracy"] - alpha[0.1]["accuracy"]) < 0.25 for x, told in alpha.items() if x >= 0.1)
     said(
         f"accuracy rises by {alpha[0.1]['accuracy'] - alpha[0]['accuracy']:.1f} points up to 0.1 and stays",
-        f"from {alpha[0]['ece']:.1f} without the min-max entropy to {alpha[0.1]['ece']:.1f} at 0.1",
+        "lowest, {:.1f}, without the min-max entropy, {:.1f} at 0.1 and highest, {:.1f}, at 0.3".format(
+            *(alpha[x]["ece"] for x in (0, 0.1, 0.3))
+        ),
     )
     assert max(told["accuracy"] for told in beta.values()) - beta[0]["accuracy"] < 0.25
     assert max(r["accuracy"] for r in beta.values()) - min(r["accuracy"] for r in beta.values()) < 1
@@ -479,10 +490,14 @@ def test_what_is_said_of_the_rates_holds() -> None:
     others = (("EATA", "resnet"), ("EATAC", "vit"))
     assert all(best(*other) == 5 for other in others)
     more = {key: [found[(*other, 5)][key] - found[(*other, 1)][key] for other in others] for key in ("accuracy", "ece")}
+    drops = over_seeds("drop-rates", "row", "column", "x", seeds=1)
+    usual, thrice = (drops[f"{times} × the rate", "vit", 0.4] for times in (1, 3))
+    three = {key: thrice[key] - usual[key] for key in ("accuracy", "ece")}
     fallen = found["EATA", "vit", 1]["accuracy"] - found["EATA", "vit", 5]["accuracy"]
     said(
-        "gains {:.1f} points at five times its rate, EATA-C on the ViT {:.1f},".format(*more["accuracy"]),
-        "ECE rises by {:.1f} and {:.1f}, and the preset".format(*more["ece"]),
+        "gains {:.1f} points at five times its rate, EATA-C on the ViT {:.1f} (".format(*more["accuracy"]),
+        "ECE rises by {:.1f} and {:.1f} ({:.1f})".format(*more["ece"], three["ece"]),
+        f"at three times, by the sweep of drop ratios, {three['accuracy']:.1f})",
         f"EATA falls by {fallen:.1f} points on the ViT",
     )
     source = mean(measured("lifelong")["vit"]["Source"]["accuracy"])
@@ -508,8 +523,11 @@ def test_what_is_said_of_slow_methods_holds() -> None:
         own = {key[2]: value for key, value in accuracy.items() if key[:2] == ("TEA", scenario)}
         assert max(own, key=lambda x: own[x]) == lr
         assert own[lr] - own[1e-6] < 0.5
-    most = {name: max(value for key, value in accuracy.items() if key[0] == name) for name in ("CoTTA", "TEA")}
-    said(f"does CoTTA come above {most['CoTTA']:.1f}, or TEA above {most['TEA']:.1f}.")
+    most = [max(v for key, v in accuracy.items() if key[:2] == (name, single)) for name in ("CoTTA", "TEA")]
+    said(
+        "none brings CoTTA above {:.1f} or TEA above {:.1f}.".format(*most),
+        f"where they have {accuracy['CoTTA', lifelong, 1e-5]:.1f} and {accuracy['TEA', lifelong, 1e-4]:.1f} on a fifth",
+    )
 
 
 def test_the_seconds_of_the_engine_are_those_of_its_steps() -> None:

@@ -3,9 +3,9 @@
 The paper's learning rates are for a thousand classes. With ten, a prediction has up to three times less entropy, and
 EATA's weights are up to six times smaller (10^0.4 against 1000^0.4). `"cifar-resnet"` and `"cifar-vit"` are what suits
 two networks of 0.9 million parameters on CIFAR-10 (docs/results.md): a place to start from, not the paper's. Tent and
-SAR share EATA's rate, as in the paper; CoTTA, ROID and TEA have their authors' settings for CIFAR-10, on the ViT but for
-the rates of CoTTA and TEA. EATA's β falls as its rate rises, so that a step pulls as much towards the source as the
-paper's. EATA-C leaves twice as much out of a sub-network, which is better calibrated there.
+SAR share EATA's rate, as in the paper; CoTTA, ROID and TEA have their authors' settings for CIFAR-10, but for the
+first's and the last's rates on the ViT. EATA's β falls as its rate rises, so that a step pulls as much towards the
+source as the paper's. EATA-C leaves twice as much out of a sub-network, which is better calibrated there.
 """
 
 from __future__ import annotations

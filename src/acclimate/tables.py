@@ -117,7 +117,7 @@ def with_paper(rows: Sequence[list[str]], results: Sequence[Stored]) -> list[lis
 
 def as_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table; numbers are flush right, but not the names of rows."""
-    _, *columns = zip(*rows, strict=True)
+    columns = list(zip(*rows, strict=True))[1:]
     rule = ["---", *("---:" if all(cell == "" or _is_number(cell) for cell in column) else "---" for column in columns)]
     return "\n".join(f"| {' | '.join(line)} |" for line in [header, rule, *rows]) + "\n"
 

@@ -249,8 +249,7 @@ def _(scale: Scale) -> Iterator[Case]:
 def rate(scale: Scale, network: Kind, method: str, times: float) -> float:
     """A multiple of the learning rate that a method has at a scale."""
     preset = hyper_parameters(shown(method), scale.presets[network])
-    own = preset["lr"] if "lr" in preset else preset["optimizer"].keywords["lr"]
-    usual = scale.settings.get(network, {}).get(method, {}).get("lr", own)
+    usual = scale.settings.get(network, {}).get(method, {}).get("lr", preset["lr"])
     return float(f"{times * usual:.3g}")
 
 
@@ -271,7 +270,7 @@ def _(scale: Scale) -> Iterator[Case]:
     "slow-rates",
     "Beyond the paper: learning rates of methods that take long",
     sweep("learning rate", "accuracy", "ece", xscale="log"),
-    "A fifth of the images shows it: --images 2000.",
+    "Give fewer --images: they take long. A long stream loses more at high rates.",
 )
 def _(scale: Scale) -> Iterator[Case]:
     for scenario, network, method in product(("lifelong", "single-domain"), NETWORKS, ("cotta", "tea")):
