@@ -57,6 +57,11 @@ def noise(scale: Scale, network: Kind, method: str, arguments: Mapping[str, Any]
     return scale.plan(network, method, arguments=arguments, **{**usual, **fields})
 
 
+def tuned(scale: Scale, network: Kind, method: str, scenario: str = "lifelong", **arguments: Any) -> Plan:
+    """A method with arguments of its own on every corruption."""
+    return scale.plan(network, method, arguments=arguments, scenario=scenario, probe="none")
+
+
 # Comparisons -------------------------------------------------------------------------------------------------------
 
 
@@ -156,7 +161,7 @@ def _(scale: Scale) -> Iterator[Case]:
         for number, (selection, fisher, loss) in enumerate(experiments, 1):
             parts = (*loss, *fisher, *selection)
             arguments = {k: v for part, off in LEFT_OUT.items() if part not in parts for k, v in off.items()}
-            plan = scale.plan(network, "eata-c", arguments=arguments, scenario="single-domain", probe="none")
+            plan = tuned(scale, network, "eata-c", "single-domain", **arguments)
             yield Case(f"{number}: {' '.join(parts)}", plan, network)
 
 
@@ -261,8 +266,7 @@ def rate(scale: Scale, network: Kind, method: str, times: float) -> float:
 )
 def _(scale: Scale) -> Iterator[Case]:
     for network, method, times in product(NETWORKS, ("tent", "eata", "eata-c"), (0.05, 0.2, 1.0, 5.0, 30.0)):
-        arguments = {"lr": rate(scale, network, method, times)}
-        plan = scale.plan(network, method, arguments=arguments, scenario="lifelong", probe="none")
+        plan = tuned(scale, network, method, lr=rate(scale, network, method, times))
         yield Case(shown(method), plan, network, times)
 
 
@@ -270,12 +274,12 @@ def _(scale: Scale) -> Iterator[Case]:
     "slow-rates",
     "Beyond the paper: learning rates of methods that take long",
     sweep("learning rate", "accuracy", "ece", xscale="log"),
-    "Give fewer --images: they take long. A long stream loses more at high rates.",
+    "Rates of Adam, for CIFAR-10. Give fewer --images, but a long stream loses more at high rates.",
 )
 def _(scale: Scale) -> Iterator[Case]:
     for scenario, network, method in product(("lifelong", "single-domain"), NETWORKS, ("cotta", "tea")):
         for lr in (1e-6, 1e-5, 1e-4, 1e-3):
-            plan = scale.plan(network, method, arguments={"lr": lr}, scenario=scenario, probe="none")
+            plan = tuned(scale, network, method, scenario, lr=lr)
             yield Case(shown(method), plan, f"{network}, {scenario}", lr)
 
 
@@ -287,8 +291,7 @@ def _(scale: Scale) -> Iterator[Case]:
 )
 def _(scale: Scale) -> Iterator[Case]:
     for network, times, drop in product(NETWORKS, (0.3, 1.0, 3.0), (0.1, 0.2, 0.4, 0.6, 0.8)):
-        arguments = {"drop": drop, "lr": rate(scale, network, "eata-c", times)}
-        plan = scale.plan(network, "eata-c", arguments=arguments, scenario="lifelong", probe="none")
+        plan = tuned(scale, network, "eata-c", drop=drop, lr=rate(scale, network, "eata-c", times))
         yield Case(f"{times:g} × the rate", plan, network, drop)
 
 
