@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from acclimate.evaluate import origin
+from acclimate.bench.evaluate import origin
+from acclimate.cli.terminal import repeatable
 from acclimate.files import write_text
-from acclimate.terminal import repeatable
 
 __all__ = ["command", "path", "write"]
 

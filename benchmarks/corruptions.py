@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from acclimate import Normalisation
+from acclimate.bench.evaluate import origin
+from acclimate.bench.own_networks import digits_resnet
 from acclimate.data.corruptions import CORRUPTIONS, corrupt
 from acclimate.data.digits import load_digits
-from acclimate.evaluate import origin
-from acclimate.models import digits_resnet
 
 
 def reference(x: Tensor, name: str, severity: int, seed: int) -> Tensor:

@@ -24,11 +24,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from acclimate import EATA
+from acclimate.bench.own_networks import SmallViT
+from acclimate.bench.scenarios import drawn
+from acclimate.bench.stream import Drawn, ImageSet, Part
 from acclimate.data.decoded import Decoded
 from acclimate.data.folders import ImageFolder, Preprocess
-from acclimate.models import SmallViT
-from acclimate.scenarios import drawn
-from acclimate.stream import Drawn, ImageSet, Part
 
 from .command import command, write
 from .steps import Share, networks

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from acclimate import EATA, Engine
-from acclimate.models import SmallResNet, SmallViT
+from acclimate.bench.own_networks import SmallResNet, SmallViT
 
 from .command import command, write
 

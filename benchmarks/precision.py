@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from acclimate.demo import Demo
-from acclimate.evaluate import evaluate
-from acclimate.stream import Scenario
+from acclimate.bench.demo import Demo
+from acclimate.bench.evaluate import evaluate
+from acclimate.bench.stream import Scenario
 
 from .command import command, write
 

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from acclimate import EATA, EATAC, Adapter, BNAdapt, Engine, Selector, Source, Tent
+from acclimate.bench.evaluate import origin
+from acclimate.bench.own_networks import SmallResNet, SmallViT
 from acclimate.engine import Precision
-from acclimate.evaluate import origin
-from acclimate.models import SmallResNet, SmallViT
 
 from .command import command, path, write
 

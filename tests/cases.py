@@ -27,7 +27,7 @@ from acclimate import (
     Source,
     Tent,
 )
-from acclimate.augment import Views
+from acclimate.parts.augment import Views
 
 CLASSIFIERS = ("bn", "ln", "gn")
 

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from torch import Generator, Tensor, nn
 
 from acclimate import EATAC, ROID, CoTTA, Normalised
-from acclimate.augment import (
+from acclimate.parts.augment import (
     AugMix,
     Turn,
     Views,
@@ -25,7 +25,7 @@ from acclimate.augment import (
     several,
     warp,
 )
-from acclimate.normalised import IMAGENET
+from acclimate.parts.normalised import IMAGENET
 
 
 def pictures(count: int = 4, size: int = 32, seed: int = 0) -> Tensor:

@@ -7,9 +7,9 @@ import torch
 from networks import images, make
 
 from acclimate import EATA, collect_in_distribution
+from acclimate.bench.own_networks import digits_resnet
 from acclimate.data.corruptions import corrupt
 from acclimate.data.digits import load_digits
-from acclimate.models import digits_resnet
 
 
 @pytest.mark.parametrize("score", ["energy", "confidence"])

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from acclimate import DAT, ETA, MEMO, ROID, SAR, TEA, Adapter, CoTTA, RDumb
 from acclimate.functional import entropy, free_energy, marginal_entropy, soft_likelihood_ratio, symmetric_cross_entropy
-from acclimate.replay import Replay
+from acclimate.parts.image_buffer import Replay
 
 CLASSIFIERS = ["bn", "ln", "gn"]
 LR = 5e-3

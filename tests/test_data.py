@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from acclimate.bench.stream import Drawn, Part, _moved
 from acclimate.data import SUITES, DataError, decoded, folders, open_suite
 from acclimate.data.cifar import CIFARC
 from acclimate.data.corruptions import BENCHMARK
@@ -20,7 +21,6 @@ from acclimate.data.decoded import Decoded, DecodedSuite, NoRoomError
 from acclimate.data.folders import ImageFolder, Preprocess, read_image
 from acclimate.data.imagenet import RENDITIONS, ImageNet, ImageNetC, ImageNetR
 from acclimate.data.on_the_fly import Corrupted
-from acclimate.stream import Drawn, Part, _moved
 
 
 def picture(path: Path, seed: int = 0, size: tuple[int, int] = (48, 40)) -> None:

@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from acclimate import METHODS, Source
+from acclimate.bench.evaluate import Result
+from acclimate.bench.networks import load_network
+from acclimate.bench.own_networks import digits_resnet
+from acclimate.bench.report import markdown
+from acclimate.bench.results import read_results
+from acclimate.bench.tables import FORMATS
 from acclimate.data.digits import load_digits
-from acclimate.evaluate import Result
-from acclimate.models import digits_resnet
+from acclimate.methods.presets import hyper_parameters
 from acclimate.paper.numbers import join, show
 from acclimate.paper.published import paper_rows
 from acclimate.paper.recipes import RECIPES
-from acclimate.presets import hyper_parameters
-from acclimate.report import markdown
-from acclimate.results import read_results
-from acclimate.tables import FORMATS
-from acclimate.zoo import load_network
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -163,8 +163,8 @@ def test_reading_is_timed_after_what_was_under_way(tmp_path: Path, monkeypatch: 
 
 
 def test_the_scenes_are_the_committed_results() -> None:
-    from acclimate.results import read_results
-    from acclimate.tables import paper_table
+    from acclimate.bench.results import read_results
+    from acclimate.bench.tables import paper_table
 
     folder, page = ROOT / "benchmarks" / "results" / "camvid", (ROOT / "docs" / "segmentation.md").read_text()
     results = read_results([folder])

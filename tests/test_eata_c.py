@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from acclimate import EATA, EATAC, ETA, ETAC, ROID, TEA, CoTTA, Everything, Scaled, Tent, functional
-from acclimate.models import SmallViT
-from acclimate.presets import FEW, hyper_parameters
-from acclimate.zoo import Loaded
+from acclimate.bench.networks import Loaded
+from acclimate.bench.own_networks import SmallViT
+from acclimate.methods.presets import FEW, hyper_parameters
 
 BRANCHES = {"bn": "blocks.*.norm2", "gn": "blocks.*.norm2", "ln": ["blocks.*.attention", "blocks.*.mlp"]}
 BATCHES = [x.double() for x in stream(6, size=12)]
@@ -199,9 +199,9 @@ def test_uncertainty_without_learning() -> None:
 
 
 def test_uncertainty_is_larger_where_a_digit_is_hidden() -> None:
+    from acclimate.bench.own_networks import digits_resnet
     from acclimate.data.corruptions import corrupt
     from acclimate.data.digits import load_digits
-    from acclimate.models import digits_resnet
 
     digits = load_digits()[1].x[:128]
     coarse = corrupt(digits, "pixelate", 5, torch.Generator())

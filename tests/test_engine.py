@@ -16,7 +16,7 @@ from networks import images, make, stream
 from torch import Tensor, nn
 
 from acclimate import EATA, ETA, SAR, Adapter, Engine, Reliable, Source, Tent
-from acclimate.models import SmallViT
+from acclimate.bench.own_networks import SmallViT
 
 LR = 1e-3
 SHORT = {("tent", "bn"), ("eata", "ln"), ("sar", "gn"), ("eata-c", "seg"), ("cotta", "ln")}
@@ -324,7 +324,7 @@ def test_norm_layers_that_do_not_adapt_run_in_bfloat16_too(name: str, family: st
 
 def test_a_step_that_is_left_out_leaves_momentum_alone() -> None:
     """Fused SGD allots momentum without writing it; a first step that the condition leaves out must not keep that."""
-    from acclimate.optimizers import only_where
+    from acclimate.parts.optimizers import only_where
 
     parameter = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
@@ -649,8 +649,8 @@ def test_moments_in_stages_are_moments(correction: int) -> None:
 
 
 def test_a_plan_runs_on_the_engine(without_code: None, tmp_path: Path) -> None:
-    from acclimate.experiment import Run
-    from acclimate.plan import Plan
+    from acclimate.bench.plan import Plan
+    from acclimate.bench.run import Run
 
     few = {"images": 24, "batch_size": 16, "shifts": ("fog", "contrast"), "probe": "none"}
     plans = [Plan(methods=("eta",), engine=engine, **few) for engine in ("eager", "auto")]

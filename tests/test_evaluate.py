@@ -14,11 +14,11 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from acclimate import ETA, MEMO, METHODS, Source, Tent, __version__
-from acclimate.cli import app
-from acclimate.demo import Demo
-from acclimate.evaluate import evaluate, run
-from acclimate.metrics import Meter, Scores
-from acclimate.stream import Domain, Scenario
+from acclimate.bench.demo import Demo
+from acclimate.bench.evaluate import evaluate, run
+from acclimate.bench.metrics import Meter, Scores
+from acclimate.bench.stream import Domain, Scenario
+from acclimate.cli.main import app
 
 
 def test_calibration_against_torchmetrics() -> None:

@@ -20,16 +20,16 @@ from torch import nn
 from typer.testing import CliRunner
 
 from acclimate import METHODS, experiment
-from acclimate.cli import app
+from acclimate.bench.networks import NetworkError, load_network
+from acclimate.bench.own_networks import digits_resnet
+from acclimate.bench.plan import Plan, PlanError, read_overrides
+from acclimate.bench.results import read_results
+from acclimate.bench.run import Run
+from acclimate.bench.tables import differences, paper_table
+from acclimate.cli.main import app
 from acclimate.data import open_suite
 from acclimate.data.corruptions import BENCHMARK
-from acclimate.experiment import Run
-from acclimate.models import digits_resnet
 from acclimate.paper.published import paper_rows
-from acclimate.plan import Plan, PlanError, read_overrides
-from acclimate.results import read_results
-from acclimate.tables import differences, paper_table
-from acclimate.zoo import NetworkError, load_network
 
 SMALL = {"images": 32, "batch_size": 16, "shifts": ("contrast", "fog", "shot_noise"), "probe_images": 16}
 VOLATILE = {"seconds", "process_memory", "images_per_second", "origin"}
@@ -116,7 +116,7 @@ def test_a_killed_run_ends_with_the_same_numbers(tmp_path: Path) -> None:
         options += ["--shift", shift]
 
     def start(out: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "acclimate.cli", "run", *options, "--out", str(tmp_path / out)]
+        command = [sys.executable, "-m", "acclimate.cli.main", "run", *options, "--out", str(tmp_path / out)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with (tmp_path / "told").open("w") as told:
             return subprocess.Popen(command, stdout=told, stderr=told, env=environment)
@@ -250,7 +250,7 @@ def test_tables_in_the_papers_layout(tmp_path: Path) -> None:
         shown = runner.invoke(app, ["table", str(tmp_path / "a"), "--format", layout])
         assert shown.exit_code == 0, shown.output
         assert sign in shown.output
-    from acclimate.tables import as_latex
+    from acclimate.bench.tables import as_latex
 
     assert r"50 \% & $\epsilon$ = 1 $\pm$ 2 & a\_b" in as_latex(["", "", ""], [["50 %", "ε = 1 ± 2", "a_b"]])
     carry_out(plan(severity=3), tmp_path / "b")
@@ -412,7 +412,9 @@ def test_transformers_networks_from_a_folder(tmp_path: Path) -> None:
 def test_networks_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "from acclimate.models import digits_resnet\ndef make():\n    return digits_resnet()\nwrong = list\n"
+        "from acclimate.bench.own_networks import digits_resnet\n"
+        "def make():\n    return digits_resnet()\n"
+        "wrong = list\n"
     )
     loaded = load_network(f"{file}:make")
     assert loaded.name == "mine.py:make"

@@ -9,8 +9,8 @@ from networks import make, stream
 from torch import Tensor
 
 from acclimate import EATA, ETA, BNAdapt, Tent
-from acclimate.fisher import Fisher
-from acclimate.prediction import Strategy
+from acclimate.core.prediction import Strategy
+from acclimate.parts.fisher import Fisher
 
 CLASSIFIERS = ["bn", "ln", "gn"]
 LR = 5e-3

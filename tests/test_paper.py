@@ -16,20 +16,20 @@ import torch
 from typer.testing import CliRunner
 
 from acclimate import EATAC
-from acclimate.cli import app
+from acclimate.bench.evaluate import evaluate
+from acclimate.bench.networks import NetworkError, load_network
+from acclimate.bench.plan import Job, PlanError
+from acclimate.bench.run import Run
+from acclimate.cli.main import app
+from acclimate.cli.terminal import repeatable
 from acclimate.data import DataError, open_suite
 from acclimate.data.cifar import CIFARC
 from acclimate.data.on_the_fly import Corrupted
-from acclimate.evaluate import evaluate
-from acclimate.experiment import Run
 from acclimate.paper import studies
 from acclimate.paper.numbers import join, show
 from acclimate.paper.recipe import Case, Recipe, Shown, _begin, reproduce, side_by_side
 from acclimate.paper.recipes import RECIPES
 from acclimate.paper.scales import SCALES, Scale
-from acclimate.plan import Job, PlanError
-from acclimate.terminal import repeatable
-from acclimate.zoo import NetworkError, load_network
 from benchmarks.paper import filled, take_over
 
 DATA = {"paper": "imagenet-c:/data,/clean", "5k": "imagenet-c-5k:/data,/clean", "cifar10": "cifar10:/data"}
@@ -429,7 +429,7 @@ def test_the_networks_for_cifar10_are_trained(name: str, tmp_path: Path) -> None
 
     from PIL import Image
 
-    from recipes import cifar10
+    from training import cifar10
 
     rows = np.random.default_rng(0).integers(0, 256, (6, 4, 1024, 3), dtype=np.uint8)
     with tarfile.open(tmp_path / "sheets.tgz", "w:gz") as packed:
@@ -467,7 +467,7 @@ def test_the_networks_for_cifar10_are_trained(name: str, tmp_path: Path) -> None
 
 
 def test_training_images_are_moved_mirrored_covered_and_mixed() -> None:
-    from recipes import cifar10
+    from training import cifar10
 
     x = torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     moved = cifar10.jiggle(x, torch.Generator().manual_seed(0))
@@ -488,7 +488,7 @@ def test_training_images_are_moved_mirrored_covered_and_mixed() -> None:
 def test_networks_of_ours_come_from_files_too(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    from acclimate.models import cifar10_vit
+    from acclimate.bench.own_networks import cifar10_vit
 
     halves = {name: tensor.half() for name, tensor in cifar10_vit().state_dict().items()}
     save_file(halves, tmp_path / "w.safetensors")
@@ -537,7 +537,7 @@ def test_the_networks_for_cifar10_have_presets_of_their_own() -> None:
 
 @pytest.mark.parametrize("name", ["cifar10-resnet", "cifar10-vit"])
 def test_the_networks_for_cifar10_come_with_the_package(name: str) -> None:
-    from acclimate.models import weights
+    from acclimate.bench.own_networks import weights
 
     assert weights(name).stat().st_size <= 2_000_000
     net = load_network(name).model

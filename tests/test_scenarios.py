@@ -8,10 +8,8 @@ from networks import images, make
 from torch import Tensor
 
 from acclimate import Source, Tent
-from acclimate.data.folders import Tensors
-from acclimate.data.on_the_fly import Corrupted
-from acclimate.evaluate import evaluate, run
-from acclimate.scenarios import (
+from acclimate.bench.evaluate import evaluate, run
+from acclimate.bench.scenarios import (
     SCENARIOS,
     correlated,
     drawn,
@@ -23,7 +21,9 @@ from acclimate.scenarios import (
     single_domain,
     with_clean,
 )
-from acclimate.stream import Drawn, Scenario
+from acclimate.bench.stream import Drawn, Scenario
+from acclimate.data.folders import Tensors
+from acclimate.data.on_the_fly import Corrupted
 
 
 def suite(count: int = 40) -> Corrupted:

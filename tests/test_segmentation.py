@@ -17,17 +17,17 @@ from torch.optim import Adam
 from typer.testing import CliRunner
 
 from acclimate import DAT, EATA, METHODS, CoTTA, Tent
-from acclimate.cli import app
+from acclimate.bench.evaluate import evaluate
+from acclimate.bench.metrics import Confusion, Scores
+from acclimate.bench.networks import load_network
+from acclimate.bench.plan import Plan
+from acclimate.bench.scenarios import rounds
+from acclimate.bench.stream import Domain, Scenario
+from acclimate.cli.main import app
 from acclimate.data import DataError, open_suite
 from acclimate.data.scenes import CITYSCAPES, read_labels
 from acclimate.data.weather import WEATHER, weather
-from acclimate.evaluate import evaluate
 from acclimate.functional import entropy
-from acclimate.metrics import Confusion, Scores
-from acclimate.plan import Plan
-from acclimate.scenarios import rounds
-from acclimate.stream import Domain, Scenario
-from acclimate.zoo import load_network
 
 SINGLE = [x[:1].double() for x in stream(6)]
 FEW = (0.5, 1.0, 1.5)
@@ -392,7 +392,7 @@ def test_camvid_is_unpacked_and_jiggled(tmp_path: Path) -> None:
     import io
     import zipfile
 
-    from recipes import camvid
+    from training import camvid
 
     with zipfile.ZipFile(tmp_path / "c.zip", "w") as packed:
         for part in ("train", "test"):

@@ -11,7 +11,7 @@ from networks import ConvNet, TinyViT, batch_norm, images, make
 from torch import Generator, Tensor, nn
 
 from acclimate import StochasticDepth, subnetwork
-from acclimate.models import SmallResNet, SmallViT
+from acclimate.bench.own_networks import SmallResNet, SmallViT
 
 
 def timm_model(name: str, **keywords: object) -> nn.Module:

@@ -7,18 +7,18 @@ for x in stream:
 
 from . import functional
 from ._version import __version__
-from .adapter import Adapter
-from .collect import collect_in_distribution
+from .core.adapter import Adapter
+from .core.record import Step, Uncertainty
+from .core.state import Snapshot, StateError
+from .data.collect import collect_in_distribution
 from .engine import Engine
-from .fisher import Fisher
 from .methods import DAT, EATA, EATAC, ETA, ETAC, MEMO, METHODS, ROID, SAR, TEA, BNAdapt, CoTTA, RDumb, Source, Tent
-from .norm import Normalisation
-from .normalised import Normalised
-from .parameters import norm_parameters
-from .passes import Step, Uncertainty
-from .selection import Everything, NonRedundant, Reliable, Scaled, Selector
-from .state import Snapshot, StateError
-from .subnetwork import StochasticDepth, subnetwork
+from .parts.batchnorm import Normalisation
+from .parts.fisher import Fisher
+from .parts.normalised import Normalised
+from .parts.parameters import norm_parameters
+from .parts.selection import Everything, NonRedundant, Reliable, Scaled, Selector
+from .parts.subnetwork import StochasticDepth, subnetwork
 
 __all__ = [
     "DAT",

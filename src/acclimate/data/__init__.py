@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from .folders import DataError, ImageFolder, Preprocess, Tensors
 
 if TYPE_CHECKING:
-    from ..scenarios import Suite
+    from .types import Suite
 
 __all__ = ["SUITES", "DataError", "open_suite"]
 
@@ -54,7 +54,7 @@ def _cifar10(path: str, preprocess: Preprocess | None) -> Suite:  # noqa: ARG001
     from .cifar import CIFARC, clean_images
     from .on_the_fly import Corrupted
 
-    made = Path(path) / "corrupted"  # python -m recipes.cifar10 corrupt
+    made = Path(path) / "corrupted"  # python -m training.cifar10 corrupt
     return CIFARC(made, "cifar10") if made.is_dir() else Corrupted("cifar10", clean_images(path), like="cifar-c")
 
 

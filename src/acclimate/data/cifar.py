@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..stream import ImageSet, Part
 from .corruptions import BENCHMARK
 from .folders import DataError, folder
+from .types import ImageSet, Part
 
 __all__ = ["CIFARC", "clean_images"]
 
@@ -46,7 +46,7 @@ class CIFARC:
 
 
 def clean_images(root: Path | str, name: str = "cifar10") -> ImageSet:
-    """root/clean.npy, the test images, and root/labels.npy (`python -m recipes.cifar10 unpack` makes them)."""
+    """root/clean.npy, the test images, and root/labels.npy (`python -m training.cifar10 unpack` makes them)."""
     images, labels = (_array(folder(Path(root), name.upper()), part, name) for part in ("clean", "labels"))
     return _Rows(images, labels[: len(images)])
 

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..stream import Part
 from .folders import DataError, ImageFolder, Preprocess
+from .types import Part
 
 if TYPE_CHECKING:
-    from ..scenarios import Suite
+    from .types import Suite
 
 __all__ = ["Decoded", "DecodedSuite", "NoRoomError"]
 

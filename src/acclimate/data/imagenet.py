@@ -6,9 +6,9 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 
-from ..stream import Part
 from .corruptions import BENCHMARK, CORRUPTIONS
 from .folders import DataError, ImageFolder, Preprocess, folder
+from .types import Part
 
 __all__ = ["RENDITIONS", "ImageNet", "ImageNetC", "ImageNetR"]
 

@@ -6,9 +6,9 @@ from functools import partial
 
 from torch import Generator, Tensor
 
-from ..stream import ImageSet, Part
 from .corruptions import BENCHMARK, EXTRA, corrupted, parameters_of
 from .severities import Like
+from .types import ImageSet, Part
 
 __all__ = ["Corrupted"]
 

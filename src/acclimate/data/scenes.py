@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from ..metrics import IGNORE
-from ..stream import Part
 from .corruptions import BENCHMARK, EXTRA
 from .folders import SUFFIXES, DataError, Preprocess, folder, read_image
+from .types import IGNORE, Part
 from .weather import WEATHER, weather
 
 __all__ = ["ACDC", "CITYSCAPES", "Cityscapes", "SceneFolder", "Scenes", "Weathered"]

@@ -14,9 +14,9 @@ from torch import Tensor
 from .call import Call, Pass
 
 if TYPE_CHECKING:
-    from ..adapter import Adapter
-    from .compiled import CompiledPass
+    from ..core.adapter import Adapter
     from .selective import SelectiveBackward
+    from .tracing import CompiledPass
 
 __all__ = ["Compiler"]
 
@@ -88,8 +88,8 @@ class Compiler:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch's own, of its parts
-                from .compiled import CompiledPass  # it takes a second to import
                 from .selective import repeatable
+                from .tracing import CompiledPass  # it takes a second to import
 
                 module = Pass(self.adapter.model, call.body)
                 compiled = CompiledPass(

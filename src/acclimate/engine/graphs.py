@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from ..network import DivergenceError, refuse_non_finite
-from ..passes import Step, Uncertainty
-from ..selection import Scaled, Selector
+from ..checks import DivergenceError, refuse_non_finite
+from ..core.record import Step, Uncertainty
+from ..parts.selection import Scaled, Selector
 
 if TYPE_CHECKING:
-    from ..adapter import Adapter
-    from ..prediction import Prediction
-    from ..subnetwork import Draw
+    from ..core.adapter import Adapter
+    from ..core.prediction import Prediction
+    from ..parts.subnetwork import Draw
 
 __all__ = ["Graphs", "NotRecordableError", "Part", "recordable"]
 

@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 from .graphs import NotRecordableError, Part, own_stream
 
 if TYPE_CHECKING:
-    from ..adapter import Adapter
+    from ..core.adapter import Adapter
 
 __all__ = ["Pieces", "Work"]
 

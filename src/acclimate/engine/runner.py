@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..parameters import norm_parameters
+from ..parts.parameters import norm_parameters
 from .call import Call
 from .choice import Engine
 from .compiler import Compiler
 from .graphs import Part
 
 if TYPE_CHECKING:
-    from ..adapter import Adapter
-    from ..subnetwork import Draw
+    from ..core.adapter import Adapter
+    from ..parts.subnetwork import Draw
     from .call import Body
 
 __all__ = ["Runner"]

@@ -26,7 +26,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from ..prediction import rows_first
+from ..core.prediction import rows_first
 
 __all__ = ["SelectiveBackward", "UnfitError", "inductor", "repeatable"]
 

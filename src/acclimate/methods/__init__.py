@@ -1,6 +1,6 @@
 """The methods, one file each."""
 
-from ..adapter import Adapter
+from ..core.adapter import Adapter
 from .bn_adapt import BNAdapt
 from .cotta import CoTTA
 from .dat import DAT

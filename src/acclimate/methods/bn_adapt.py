@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from ..adapter import Adapter, Running
+from ..core.adapter import Adapter, Running
 from ..engine import recordable
 
 __all__ = ["BNAdapt"]

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import Unpack
 
-from ..adapter import Adapter, Options
-from ..augment import Augment, Views, several
+from ..checks import refuse_non_finite
+from ..core.adapter import Adapter, Options
 from ..functional import confidence, symmetric_cross_entropy
-from ..network import refuse_non_finite
-from ..parameters import Parameters
-from ..pixels import RATIOS, checked, probabilities, resized, teach
-from ..randomness import on_device
-from ..teacher import Teacher
+from ..parts.augment import Augment, Views, several
+from ..parts.multiscale import RATIOS, checked, probabilities, resized, teach
+from ..parts.parameters import Parameters
+from ..parts.randomness import on_device
+from ..parts.teacher import Teacher
 
 __all__ = ["CoTTA"]
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Adam
 from typing_extensions import Unpack
 
-from ..adapter import Adapter, Options
-from ..parameters import Parameters
-from ..pixels import RATIOS, checked, probabilities, resized, teach
-from ..teacher import Teacher
+from ..core.adapter import Adapter, Options
+from ..parts.multiscale import RATIOS, checked, probabilities, resized, teach
+from ..parts.parameters import Parameters
+from ..parts.teacher import Teacher
 
 __all__ = ["DAT"]
 

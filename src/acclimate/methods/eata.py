@@ -7,11 +7,11 @@ from typing import Literal
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from ..adapter import Adapter, Options
+from ..core.adapter import Adapter, Options
 from ..engine import recordable
-from ..fisher import Fisher, Images
 from ..functional import entropy
-from ..selection import Choice, Epsilon, NonRedundant, Reliable, Selector, chosen
+from ..parts.fisher import Fisher, Images
+from ..parts.selection import Choice, Epsilon, NonRedundant, Reliable, Selector, chosen
 
 __all__ = ["EATA", "ETA"]
 

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from ..adapter import Adapter, Options
-from ..branches import Names
+from ..checks import check_images
+from ..core.adapter import Adapter, Options
+from ..core.prediction import Strategy
+from ..core.record import Step, Uncertainty
 from ..engine import recordable
-from ..fisher import Fisher, Images
 from ..functional import certainty, consistency, entropy
-from ..network import check_images
-from ..passes import Step, Uncertainty
-from ..prediction import Strategy
-from ..selection import Choice, Epsilon, NonRedundant, Reliable, Scaled, Selector, chosen
-from ..subnetwork import StochasticDepth
+from ..parts.branches import Names
+from ..parts.fisher import Fisher, Images
+from ..parts.selection import Choice, Epsilon, NonRedundant, Reliable, Scaled, Selector, chosen
+from ..parts.subnetwork import StochasticDepth
 
 __all__ = ["EATAC", "ETAC"]
 
@@ -33,7 +33,7 @@ class EATAC(Adapter):
     The defaults are the paper's for ResNet-50; `EATAC.preset("vit-base", net, …)` has those of other networks.
 
     Args:
-        model: a residual network that returns logits (see `acclimate.subnetwork`).
+        model: a residual network that returns logits (see `acclimate.parts.subnetwork`).
         source: unlabelled in-distribution images for the Fisher importance; used once, here.
         alpha: α, the weight of the min-max entropy; 0 leaves it out.
         beta: β, the weight of the pull towards the source; 0 is ETA-C and needs no `source`.

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import Unpack
 
-from ..adapter import Adapter, Options
-from ..augment import Augment, AugMix, views_of_each
+from ..checks import refuse_non_finite
+from ..core.adapter import Adapter, Options
 from ..functional import marginal_entropy
-from ..network import refuse_non_finite
-from ..parameters import Parameters
+from ..parts.augment import Augment, AugMix, views_of_each
+from ..parts.parameters import Parameters
 
 __all__ = ["MEMO"]
 

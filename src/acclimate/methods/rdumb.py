@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from ..adapter import Options
-from ..network import DivergenceError, refuse_non_finite
-from ..passes import Count
-from ..selection import Choice, Epsilon
+from ..checks import DivergenceError, refuse_non_finite
+from ..core.adapter import Options
+from ..core.record import Count
+from ..parts.selection import Choice, Epsilon
 from .eata import ETA
 
 __all__ = ["RDumb"]

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import Unpack
 
-from ..adapter import Adapter, Options
-from ..augment import Augment, Views
+from ..checks import refuse_non_finite
+from ..core.adapter import Adapter, Options
 from ..functional import entropy, soft_likelihood_ratio, symmetric_cross_entropy
-from ..network import refuse_non_finite
+from ..parts.augment import Augment, Views
 
 __all__ = ["ROID"]
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from ..adapter import Adapter, Options
+from ..core.adapter import Adapter, Options
 from ..functional import entropy
-from ..parameters import Parameters
-from ..selection import Reliable
-from ..sharpness import ascended
+from ..parts.parameters import Parameters
+from ..parts.selection import Reliable
+from ..parts.sharpness import ascended
 
 __all__ = ["SAR"]
 

@@ -6,11 +6,11 @@ import torch
 from torch import Generator, Tensor, nn
 from typing_extensions import Unpack
 
-from ..adapter import Adapter, Options
+from ..checks import refuse_divergence, refuse_non_finite
+from ..core.adapter import Adapter, Options
 from ..functional import free_energy
-from ..network import refuse_divergence, refuse_non_finite
-from ..randomness import on_device
-from ..replay import Replay
+from ..parts.image_buffer import Replay
+from ..parts.randomness import on_device
 
 __all__ = ["TEA"]
 

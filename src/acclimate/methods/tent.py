@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..adapter import Adapter
+from ..core.adapter import Adapter
 from ..engine import recordable
 from ..functional import entropy
 

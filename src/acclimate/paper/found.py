@@ -10,10 +10,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ..evaluate import Result
-from ..experiment import Run
-from ..plan import Job, Plan
-from ..results import Stored
+from ..bench.evaluate import Result
+from ..bench.plan import Job, Plan
+from ..bench.results import Stored
+from ..bench.run import Run
 from .scales import Scale
 
 __all__ = ["Case", "Found", "Measure", "Shown", "Tick"]

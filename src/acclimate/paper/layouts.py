@@ -12,10 +12,10 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..evaluate import Result
-from ..figures import COLOURS, STYLE, examples, reliability
-from ..results import Stored
-from ..tables import paper_table, with_paper
+from ..bench.evaluate import Result
+from ..bench.figures import COLOURS, STYLE, examples, reliability
+from ..bench.results import Stored
+from ..bench.tables import paper_table, with_paper
 from .recipe import Found, Shown
 
 __all__ = [

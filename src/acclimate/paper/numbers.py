@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import matplotlib as mpl
 
-from ..evaluate import Result
+from ..bench.evaluate import Result
+from ..bench.plan import PROTOCOL, Job, Plan, PlanError
+from ..bench.results import Stored
+from ..bench.tables import FORMATS
 from ..files import write_text
 from ..methods import METHODS
-from ..plan import PROTOCOL, Job, Plan, PlanError
-from ..results import Stored
-from ..tables import FORMATS
 from .found import Case, Found, Shown
 from .published import legend, paper_table_of
 

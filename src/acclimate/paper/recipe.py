@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
+from ..bench.evaluate import origin
+from ..bench.plan import Job, Plan, PlanError
+from ..bench.results import Stored
+from ..bench.run import Run
 from ..data.corruptions import BENCHMARK
-from ..evaluate import origin
-from ..experiment import Run
 from ..files import write_text
 from ..methods import METHODS, Source
-from ..plan import Job, Plan, PlanError
-from ..results import Stored
 from .found import Case, Found, Measure, Shown, Tick
 from .numbers import write
 from .scales import Scale

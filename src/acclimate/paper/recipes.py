@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, Literal
 
+from ..bench.plan import Plan, PlanError
 from ..methods import METHODS
-from ..plan import Plan, PlanError
-from ..presets import hyper_parameters
+from ..methods.presets import hyper_parameters
 from . import studies
 from .layouts import (
     Layout,

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ..demo import KINDS, LEARNING_RATES, ON_DIGITS
-from ..plan import Plan, PlanError
-from ..selection import Scaled
+from ..bench.demo import KINDS, LEARNING_RATES, ON_DIGITS
+from ..bench.plan import Plan, PlanError
+from ..parts.selection import Scaled
 
 __all__ = ["SCALES", "Kind", "Scale"]
 
@@ -115,7 +115,7 @@ SCALES = {
         Scale(
             "cifar10",
             "CIFAR-10 corrupted on the fly, two networks of ours",
-            "cifar10:FOLDER (python -m recipes.cifar10 unpack)",
+            "cifar10:FOLDER (python -m training.cifar10 unpack)",
             {"resnet": "cifar10-resnet", "vit": "cifar10-vit"},
             10,
             10_000,

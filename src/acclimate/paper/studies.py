@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from ..adapter import Adapter
-from ..experiment import Run
+from ..bench.metrics import Scores
+from ..bench.own_networks import DropPath
+from ..bench.plan import Job
+from ..bench.run import Run
+from ..bench.stream import Drawn
+from ..core.adapter import Adapter
+from ..core.record import Step
 from ..functional import entropy
 from ..methods import EATAC
-from ..metrics import Scores
-from ..models import DropPath
-from ..passes import Step
-from ..plan import Job
-from ..stream import Drawn
-from ..subnetwork import subnetwork
+from ..parts.subnetwork import subnetwork
 from .recipe import Measure, Tick
 
 __all__ = ["boundary", "entropy_share", "held_out", "indicator", "selected", "several_steps", "with_divergence"]

@@ -1,0 +1,1 @@
+"""The benchmark: a plan, a run, results, and how they are shown."""

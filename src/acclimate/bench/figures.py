@@ -1,0 +1,185 @@
+"""Plots where people would rather look than read. Each takes results and draws into axes of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+import torch
+import torch.nn.functional as F
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from .evaluate import Result
+
+__all__ = ["COLOURS", "STYLE", "accuracy_along_all", "along", "cost", "examples", "forgetting", "reliability", "scenes"]
+
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+}
+COLOURS = {
+    "Source": "#8a8f98",
+    "BNAdapt": "#4c78a8",
+    "Tent": "#e07b39",
+    "MEMO": "#72b7b2",
+    "CoTTA": "#9d755d",
+    "SAR": "#2f4b7c",
+    "ROID": "#f28cb1",
+    "RDumb": "#7a9a01",
+    "TEA": "#6b4c9a",
+    "DAT": "#17807e",
+    "ETA": "#b279a2",
+    "EATA": "#54a24b",
+    "ETAC": "#eeca3b",
+    "EATAC": "#d64550",
+}
+
+
+def _colour(result: Result) -> str:
+    """A method's own, the same in every figure."""
+    return COLOURS.get(result.method, "#222222")
+
+
+def _axes(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, [figure.add_subplot(1, columns, i + 1) for i in range(columns)]
+
+
+def _along(axes: Axes, results: Sequence[Result], values: Sequence[Sequence[float]], names: Sequence[str]) -> None:
+    for result, line in zip(results, values, strict=True):
+        shown = [100 * v for v in line]
+        axes.plot(range(len(line)), shown, "o-", ms=4, lw=1.8, color=_colour(result), label=result.method)
+    axes.set_xticks(range(len(names)), [n.replace("_", " ") for n in names], rotation=40, ha="right")
+    axes.set_ylabel(f"{results[0].score_name} (%)")
+
+
+@mpl.rc_context(STYLE)
+def accuracy_along_all(groups: Sequence[Sequence[Result]]) -> Figure:
+    """The same, for several networks one above the other."""
+    figure = Figure(figsize=(9, 0.9 + 2.8 * len(groups)), layout="constrained")
+    axes = figure.subplots(len(groups), 1, sharex=True, squeeze=False)[:, 0]
+    for ax, results in zip(axes, groups, strict=True):
+        _along(ax, results, [[d.accuracy for d in r.domains] for r in results], [d.name for d in results[0].domains])
+        ax.set_title(f"{results[0].network}: accuracy along the stream")
+        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+@mpl.rc_context(STYLE)
+def along(results: Sequence[Result], name: str) -> Figure:
+    """A number of each domain, in the order of the stream."""
+    figure, (ax,) = _axes(9, 3.4)
+    lines = [[getattr(domain, name) for domain in result.domains] for result in results]
+    _along(ax, results, lines, [domain.name for domain in results[0].domains])
+    label = {"score": results[0].score_name, "ece": "calibration error"}[name]
+    ax.set_ylabel(f"{label} (%)")
+    ax.set_title(f"{results[0].network}: {label} along the stream")
+    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+@mpl.rc_context(STYLE)
+def cost(results: Sequence[Result]) -> Figure:
+    """Accuracy, or mIoU, against passes a sample: up and to the left is better."""
+    figure, (ax,) = _axes(9, 3.6)
+    for result in results:
+        samples = sum(domain.images or sum(domain.count) for domain in result.domains)
+        passes = (result.forwards + result.backwards) / samples
+        ax.scatter(passes, 100 * result.score, s=60, color=_colour(result), label=result.method, zorder=3)
+    ax.set_xscale("log")
+    ax.set(xlabel="forward and backward passes a sample", ylabel=f"{results[0].score_name} (%)")
+    ax.set_title(f"Cost against {results[0].score_name}")
+    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+@mpl.rc_context(STYLE)
+def forgetting(results: Sequence[Result]) -> Figure:
+    """Accuracy on clean images, probed before the stream and after each domain."""
+    figure, (ax,) = _axes(9, 3.4)
+    lines = [[r.clean_before or 0.0, *(d.clean_accuracy or 0.0 for d in r.domains)] for r in results]
+    _along(ax, results, lines, ["before", *(d.name for d in results[0].domains)])
+    ax.set_title("Clean images: what adaptation forgets")
+    lowest = min(min(line) for line in lines)
+    ax.set_ylim(max(0.0, 100 * lowest - 3), 100.5)
+    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+@mpl.rc_context(STYLE)
+def reliability(results: Sequence[Result], columns: int = 7) -> Figure:
+    """How often predictions of each confidence are right; on the diagonal, confidence means what it says."""
+    columns = min(columns, len(results))
+    lines = -(-len(results) // columns)
+    figure = Figure(figsize=(1.9 * columns, 2.5 * lines), layout="constrained")
+    for place, result in enumerate(results):
+        ax = figure.add_subplot(lines, columns, place + 1)
+        count, correct = (
+            torch.tensor([getattr(domain, name) for domain in result.domains]).sum(0) for name in ("count", "correct")
+        )
+        width = 1 / len(count)
+        centres = [width * (i + 0.5) for i in range(len(count))]
+        share = (correct / count.clamp(min=1)).tolist()
+        ax.bar(centres, share, width=0.92 * width, color=_colour(result), alpha=0.85)
+        ax.plot([0, 1], [0, 1], "--", color="#444", lw=1)
+        ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+        ax.set_title(f"{result.method}\nECE {100 * result.ece:.1f}", fontsize=10)
+        if place % columns == 0:
+            ax.set_ylabel("accuracy")
+        if place + columns >= len(results):
+            ax.set_xlabel("confidence")
+    return figure
+
+
+@mpl.rc_context(STYLE | {"axes.grid": False, "axes.spines.left": False, "axes.spines.bottom": False})
+def examples(pictures: Sequence[tuple[str, Tensor]], gap: int = 2) -> Figure:
+    """A few images of each domain, a row each."""
+    height, columns = pictures[0][1].shape[-2] + gap, len(pictures[0][1])
+    rows = [F.pad(images, (0, gap, 0, gap), value=1.0).movedim(0, 2).flatten(2, 3) for _, images in pictures]
+    figure = Figure(figsize=(1.2 + 0.55 * columns, 0.55 * len(pictures)), layout="constrained")
+    ax = figure.add_subplot()
+    ax.imshow(torch.cat(rows, 1).movedim(0, -1).cpu().numpy(), cmap="gray", vmin=0, vmax=1)
+    ax.set_xticks([])
+    middles = [height * (i + 0.5) for i in range(len(pictures))]
+    ax.set_yticks(middles, [name.replace("_", " ") for name, _ in pictures])
+    ax.tick_params(length=0)
+    return figure
+
+
+@mpl.rc_context(STYLE | {"axes.grid": False, "axes.spines.left": False, "axes.spines.bottom": False})
+def scenes(rows: Sequence[tuple[str, Sequence[tuple[str, Tensor]]]]) -> Figure:
+    """Street scenes: a row a domain, with images (3, H, W) and labels (H, W) in its columns."""
+    columns = len(rows[0][1])
+    height, width = rows[0][1][0][1].shape[-2:]
+    figure = Figure(figsize=(2.4 * columns, 2.4 * len(rows) * height / width + 0.3), layout="constrained")
+    axes = figure.subplots(len(rows), columns, squeeze=False)
+    for place, (line, (name, pictures)) in enumerate(zip(axes, rows, strict=True)):
+        for ax, (title, picture) in zip(line, pictures, strict=True):
+            ax.imshow((picture if picture.dim() == 3 else _coloured(picture)).movedim(0, -1).clamp(0, 1).cpu().numpy())
+            ax.set(xticks=[], yticks=[])
+            if place == 0:
+                ax.set_title(title)
+        line[0].set_ylabel(name)
+    return figure
+
+
+def _coloured(labels: Tensor) -> Tensor:
+    """A colour a class, Cityscapes' first; black where a pixel does not count."""
+    from ..data.scenes import CITYSCAPES
+
+    colours = torch.zeros(256, 3)
+    colours[: len(CITYSCAPES)] = torch.tensor([*CITYSCAPES.values()]) / 255
+    spare = torch.arange(len(CITYSCAPES), 255)
+    colours[spare] = torch.stack([spare * k % 97 / 96 for k in (31, 57, 83)], 1)
+    return colours[labels.long().cpu()].movedim(-1, 0)

@@ -1,0 +1,240 @@
+"""Streaming metrics: a few numbers a bin, however long the stream, and no look at the device until one is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..data.types import IGNORE
+from ..parts.multiscale import resized
+
+__all__ = ["BINS", "Confusion", "Meter", "Scores", "calibration_error"]
+
+BINS = 15
+"""Of the expected calibration error."""
+
+_UNIFORM = 40 * BINS
+_EDGES = torch.cat(
+    [
+        torch.logspace(-5, -3, 200, dtype=torch.float64),
+        torch.arange(1, _UNIFORM, dtype=torch.float64) / _UNIFORM,
+        1 - torch.logspace(-3, -9, 200, dtype=torch.float64),
+    ]
+).sort()[0]
+"""Between the fine bins of confidence: even ones, which the fifteen are made of, and more of them at both ends."""
+
+
+def calibration_error(count: Tensor, confident: Tensor, correct: Tensor) -> Tensor:
+    """ECE = Σ_bins n_b/N · |accuracy_b − confidence_b|, from each bin's count and sums."""
+    return (correct - confident).abs().sum() / count.sum()
+
+
+class Meter:
+    """What predictions were worth over everything seen: right, calibrated, likely, and sure where it counts.
+
+    ECE is over the whole stream, in equal-width bins (lo, hi], never a mean of batches' errors: that is far too large
+    even for a calibrated network.
+    """
+
+    def __init__(self) -> None:
+        self.fine = torch.zeros(5, len(_EDGES) + 1, dtype=torch.float64)
+        """Counts, and sums of confidence, of right predictions, of −log p_y and of the Brier score, a fine bin of
+        confidence. A CPU adds one sample after the other, so that it does not matter in which groups they come."""
+        self.edges = _EDGES
+
+    @torch.no_grad()
+    def update(self, logits: Tensor, targets: Tensor, ignore: int = -1) -> None:
+        """Take in a batch of (B, C) logits, or (B, C, H, W) with a label a pixel; targets equal to `ignore` are not."""
+        self._move(logits.device)
+        flat = logits.movedim(1, -1).flatten(0, -2) if logits.dim() > 2 else logits
+        y = targets.to(logits.device, non_blocking=True).flatten().long()
+        counted = (y != ignore).double()
+        y = y.masked_fill(y == ignore, 0)
+        log_p = (flat.double() if logits.dim() == 2 else flat.float()).log_softmax(1)  # pixels are many
+        p = log_p.exp()
+        largest, predicted = p.max(1)
+        sure = largest.double()
+        right = (predicted == y).double()
+        own = log_p.gather(1, y[:, None])[:, 0]
+        index = torch.bucketize(sure, self.edges)  # right-closed
+        brier = p.square().sum(1) - 2 * own.exp() + 1
+        for row, values in zip(self.fine, (torch.ones_like(sure), sure, right, -own, brier), strict=True):
+            row.index_add_(0, index, counted * values)
+
+    def _move(self, device: torch.device) -> None:
+        if self.fine.device != device:
+            self.fine, self.edges = self.fine.to(device), self.edges.to(device)
+
+    @property
+    def total(self) -> float:
+        """How many predictions were seen."""
+        return float(self.fine[0].sum())
+
+    @property
+    def bins(self) -> Tensor:
+        """Counts, sums of confidence and of right predictions in fifteen equal bins: (3, 15)."""
+        fine = self.fine[:3].cpu()
+        upper = torch.cat([_EDGES, _EDGES.new_ones(1)])
+        coarse = torch.bucketize(upper, torch.arange(1, BINS, dtype=torch.float64) / BINS + 1e-12)
+        return torch.zeros(3, BINS, dtype=torch.float64).index_add_(1, coarse, fine)
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right predictions."""
+        return float(self.fine[2].sum() / self.fine[0].sum())
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error, fifteen equal-width bins."""
+        return float(calibration_error(*self.bins))
+
+    @property
+    def adaptive_ece(self) -> float:
+        """The same over fifteen bins of equally many predictions; one that straddles a border is shared out."""
+        count, confident, correct = self.fine[:3].cpu()
+        total = count.sum()
+        reached = torch.cat([count.new_zeros(1), count.cumsum(0)])
+        borders = torch.arange(BINS + 1, dtype=torch.float64) * total / BINS
+        overlap = torch.minimum(reached[1:], borders[1:, None]) - torch.maximum(reached[:-1], borders[:-1, None])
+        share = overlap.clamp(min=0) / count.clamp(min=1e-12)
+        return float(((share * (correct - confident)).sum(1).abs().sum()) / total)
+
+    @property
+    def nll(self) -> float:
+        """Mean −log p of the true class."""
+        return float(self.fine[3].sum() / self.fine[0].sum())
+
+    @property
+    def brier(self) -> float:
+        """Mean squared distance between the prediction and the one-hot truth."""
+        return float(self.fine[4].sum() / self.fine[0].sum())
+
+    @property
+    def aurc(self) -> float:
+        """Area under the risk–coverage curve: the mean error rate among the surest predictions, for all shares of them.
+
+        Within a fine bin errors count as spread evenly.
+        """
+        count, _, correct = self.fine[:3].cpu().flip(1)
+        wrong = count - correct
+        before, errors = count.cumsum(0) - count, wrong.cumsum(0) - wrong
+        rate = wrong / count.clamp(min=1e-12)
+        harmonic = torch.digamma(before + count + 1) - torch.digamma(before + 1)  # Σ 1/(before + j)
+        area = rate * count + (errors - rate * before) * harmonic
+        return float(area.sum() / count.sum())
+
+    def as_dict(self) -> dict[str, float]:
+        """All of them, by name."""
+        names = ("accuracy", "ece", "adaptive_ece", "nll", "brier", "aurc")
+        return {name: getattr(self, name) for name in names}
+
+    def __add__(self, other: Meter) -> Meter:
+        both = Meter()
+        both.fine = self.fine.cpu() + other.fine.cpu()
+        return both
+
+
+class Confusion:
+    """How often each class was taken for each other, a pixel at a time: IoU = TP/(TP + FP + FN)."""
+
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+        self.pairs = torch.zeros(classes**2 + 2, dtype=torch.int64)
+        """Counts, a label after the other, of each prediction; then of pixels that do not count, and of no class."""
+
+    @torch.no_grad()
+    def update(self, predicted: Tensor, targets: Tensor, ignore: int = IGNORE) -> None:
+        """Take in labels of the same shape."""
+        y = targets.to(predicted.device, non_blocking=True).long()
+        nowhere = torch.where(y == ignore, self.classes**2, self.classes**2 + 1)
+        pairs = torch.where((y >= 0) & (y < self.classes), y * self.classes + predicted, nowhere).flatten()
+        self.pairs = self.pairs.to(pairs.device)
+        self.pairs.index_add_(0, pairs, torch.ones_like(pairs))
+
+    @property
+    def iou(self) -> Tensor:
+        """Of each class; NaN where a class was neither there nor predicted."""
+        pairs = self.pairs.cpu()
+        if pairs[-1]:
+            raise ValueError(
+                f"{int(pairs[-1]):,} pixels have a label that is none of the network's {self.classes} classes: is it "
+                f"for other data? {IGNORE} marks pixels that do not count"
+            )
+        counts = pairs[:-2].view(self.classes, self.classes).double()  # a row a label
+        hit = counts.diagonal()
+        return hit / (counts.sum(0) + counts.sum(1) - hit)
+
+    @property
+    def miou(self) -> float:
+        """The mean over the classes that were there or were predicted."""
+        return float(self.iou.nanmean())
+
+
+class Scores:
+    """A stream's predictions, scored: a classifier's, or a segmenter's at the resolution of its labels.
+
+    A classifier's wait until there are `MOST` batches of them, and are scored together: one by one they would cost
+    more launches than many a step.
+    """
+
+    MOST = 16
+
+    def __init__(self) -> None:
+        self._meter = Meter()
+        self._confusion: Confusion | None = None
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+
+    def due(self, logits: Tensor) -> bool:
+        """Whether this batch, the next, will be scored at once, with those that wait."""
+        return len(self._waiting) >= self.MOST - 1 or logits.dim() > 2
+
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Take in a batch."""
+        due = self.due(logits)
+        self._waiting.append((logits, targets))
+        if due:
+            self._score()
+
+    def _score(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        logits, targets = (torch.cat(each) for each in zip(*waiting, strict=True))
+        if logits.dim() == 2:
+            self._meter.update(logits, targets)
+            return
+        z = resized(logits, targets)
+        if self._confusion is None:
+            self._confusion = Confusion(z.shape[1])
+        self._confusion.update(z.argmax(1), targets)
+        known = targets.to(z.device, non_blocking=True).long()
+        self._meter.update(z, known.masked_fill((known < 0) | (known >= z.shape[1]), IGNORE), ignore=IGNORE)
+
+    @property
+    def meter(self) -> Meter:
+        """Of everything so far."""
+        self._score()
+        return self._meter
+
+    @property
+    def confusion(self) -> Confusion | None:
+        """The same, a class; of segmenters."""
+        self._score()
+        return self._confusion
+
+    @property
+    def score(self) -> float:
+        """What counts most: accuracy, or mIoU."""
+        confusion = self.confusion
+        return self._meter.accuracy if confusion is None else confusion.miou
+
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers, by name."""
+        told: dict[str, Any] = dict(self.meter.as_dict())
+        told["count"], told["confident"], told["correct"] = self.meter.bins.tolist()
+        if self.confusion is not None:
+            told["miou"] = self.confusion.miou
+            told["iou"] = [None if each != each else each for each in self.confusion.iou.tolist()]
+        return told

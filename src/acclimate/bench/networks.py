@@ -1,0 +1,238 @@
+"""Networks by name, each with its own preprocessing, and with normalisation inside.
+
+loaded = load_network("timm:resnet50")                      # weights from timm's hub
+loaded = load_network("timm:resnet50=weights.safetensors")  # or from a file
+loaded = load_network("my_networks.py:make")                # a function of your own
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from ..data.folders import Preprocess
+from ..parts.normalised import Normalised
+from .own_networks import NETWORKS
+from .own_networks import weights as own_weights
+
+__all__ = ["KINDS", "Loaded", "NetworkError", "load_network"]
+
+
+class NetworkError(ValueError):
+    """A network that cannot be had, with what to do about it."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A network that takes images in [0, 1], and what is to be done to images before."""
+
+    name: str
+    model: nn.Module
+    preprocess: Preprocess | None
+    """None: as the data has them."""
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether any of its layers is BatchNorm."""
+        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.model.modules())
+
+    @property
+    def family(self) -> str:
+        """Whose hyper-parameters of the paper to start from: the network with BatchNorm's, or the one without."""
+        return "resnet50" if self.has_batch_norm else "vit-base"
+
+    @property
+    def outputs(self) -> int | None:
+        """Of its last linear layer, which is mostly the number of classes."""
+        return next((m.out_features for m in [*self.model.modules()][::-1] if isinstance(m, nn.Linear)), None)
+
+
+def _ours(name: str, weights: Path | None) -> Loaded:
+    net, file = NETWORKS[name](), weights or own_weights(name)
+    if weights is None and not file.is_file():
+        task, _, network = name.partition("-")
+        raise NetworkError(
+            f"the weights of {name} are not here: python -m training.{task} train DATA {network} makes them"
+        )
+    _fill(net, file)
+    return Loaded(name, net, Preprocess())
+
+
+def _timm(name: str, weights: Path | None) -> Loaded:
+    timm = _library("timm")
+    try:
+        net = timm.create_model(name, pretrained=weights is None)
+    except (RuntimeError, ValueError) as error:
+        raise NetworkError(f"timm has no network {name!r}: {error}") from error
+    except OSError as error:
+        raise NetworkError(
+            f"timm could not fetch the weights of {name} ({error}): give a file, timm:{name}=FILE"
+        ) from error
+    _fill(net, weights)
+    config = timm.data.resolve_model_data_config(net)
+    crop = int(config["input_size"][-1])
+    sizes = Preprocess(math.floor(crop / config["crop_pct"]), crop, _interpolation(config["interpolation"]))
+    return Loaded(f"timm:{name}", Normalised(net, config["mean"], config["std"]), sizes)
+
+
+def _torchvision(name: str, weights: Path | None) -> Loaded:
+    models = _library("torchvision.models")
+    try:
+        transforms = models.get_model_weights(name).DEFAULT.transforms()
+        segments = not hasattr(transforms, "crop_size")
+        own = _shape_of(_read(weights)) if weights and segments else {}
+        net = models.get_model(name, weights=None if weights else "DEFAULT", **own)
+    except ValueError as error:
+        raise NetworkError(f"torchvision has no network {name!r}: {error}") from error
+    except OSError as error:
+        raise NetworkError(
+            f"torchvision could not fetch the weights of {name} ({error}): give a file, torchvision:{name}=FILE"
+        ) from error
+    _fill(net, weights)
+    how = _interpolation(transforms.interpolation.value)
+    if segments:
+        return Loaded(f"torchvision:{name}", Normalised(net, transforms.mean, transforms.std), None)
+    sizes = Preprocess(transforms.resize_size[0], transforms.crop_size[0], how)
+    return Loaded(f"torchvision:{name}", Normalised(net, transforms.mean, transforms.std), sizes)
+
+
+def _hugging_face(name: str, weights: Path | None) -> Loaded:
+    transformers = _library("transformers")
+    if weights is not None:
+        raise NetworkError("hf: takes a name or a folder in the hub's format, not a file of weights")
+    try:
+        made_for = transformers.AutoConfig.from_pretrained(name).architectures or [""]
+        segments = "SemanticSegmentation" in made_for[0]
+        kind = (
+            transformers.AutoModelForSemanticSegmentation if segments else transformers.AutoModelForImageClassification
+        )
+        net = kind.from_pretrained(name)
+        processor = transformers.AutoImageProcessor.from_pretrained(name)
+    except OSError as error:
+        raise NetworkError(f"transformers could not load {name!r}: {str(error).splitlines()[0]}") from error
+    mean, std = processor.image_mean, processor.image_std
+    if not getattr(processor, "do_normalize", True):
+        mean, std = (0.0,) * 3, (1.0,) * 3
+    if segments:
+        return Loaded(f"hf:{name}", Normalised(net, mean, std), None)
+    size = processor.size
+    side = int(size.get("shortest_edge") or size["height"])
+    cuts = getattr(processor, "do_center_crop", False)
+    crop = int(processor.crop_size["height"]) if cuts else side
+    share = getattr(processor, "crop_pct", None)
+    if share and side < 384:  # ConvNeXt's way: larger by this share, then cut
+        side, crop, cuts = int(side / share), side, True
+    how = {2: "bilinear", 3: "bicubic"}.get(int(processor.resample), "bilinear")
+    squash = not cuts and "shortest_edge" not in size
+    return Loaded(f"hf:{name}", Normalised(net, mean, std), Preprocess(side, crop, _interpolation(how), squash))
+
+
+def _file(spec: str) -> Loaded:
+    path, _, function = spec.rpartition(":")
+    file = Path(path)
+    if not file.is_file():
+        raise NetworkError(f"there is no file {file}: expected FILE.py:FUNCTION")
+    told = importlib.util.spec_from_file_location(f"acclimate_user_{file.stem}", file)
+    if told is None or told.loader is None:
+        raise NetworkError(f"{file} is no Python file: expected FILE.py:FUNCTION")
+    module = importlib.util.module_from_spec(told)
+    sys.modules[told.name] = module  # dataclasses look their module up there
+    told.loader.exec_module(module)
+    if not callable(getattr(module, function, None)):
+        raise NetworkError(f"{file} has no function {function!r}")
+    made = getattr(module, function)()
+    net, preprocess = made if isinstance(made, tuple) else (made, None)
+    if not isinstance(net, nn.Module):
+        raise NetworkError(f"{function} in {file} returned {type(net).__name__}, not a torch.nn.Module")
+    return Loaded(f"{file.name}:{function}", net, preprocess)
+
+
+KINDS: dict[str, str] = {
+    "digits-resnet": "the demo's small ResNet, with BatchNorm",
+    "digits-vit": "the demo's small ViT, with LayerNorm",
+    "cifar10-resnet": "a small ResNet for CIFAR-10, or cifar10-resnet=FILE",
+    "cifar10-vit": "a small ViT for CIFAR-10, or cifar10-vit=FILE",
+    "timm:NAME": "timm's, weights from its hub, or of a file: timm:NAME=FILE",
+    "torchvision:NAME": "torchvision's, or torchvision:NAME=FILE",
+    "hf:NAME": "an image classifier or a segmenter of transformers, by name or from a folder",
+    "FILE.py:FUNCTION": "your own: a function that returns a network for images in [0, 1], or it and a Preprocess",
+}
+"""What `load_network` takes."""
+
+_LIBRARIES: dict[str, Callable[[str, Path | None], Loaded]] = {
+    "timm": _timm,
+    "torchvision": _torchvision,
+    "hf": _hugging_face,
+}
+
+
+def load_network(spec: str, device: torch.device | str = "cpu") -> Loaded:
+    """A network by its name, in evaluation mode on a device."""
+    library, _, name = spec.partition(":")
+    own, _, weights = spec.partition("=")
+    if own in NETWORKS:
+        loaded = _ours(own, Path(weights) if weights else None)
+    elif library in _LIBRARIES:
+        name, _, weights = name.partition("=")
+        loaded = _LIBRARIES[library](name, Path(weights) if weights else None)
+    elif ".py:" in spec:
+        loaded = _file(spec)
+    else:
+        raise NetworkError(f"no network {spec!r}: expected {', '.join(KINDS)}")
+    loaded.model.to(device).eval()
+    return loaded
+
+
+def _interpolation(name: str) -> Literal["bilinear", "bicubic"]:
+    return "bicubic" if name == "bicubic" else "bilinear"
+
+
+def _library(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError) as error:  # a torchvision built for another torch raises the latter
+        package = module.split(".")[0]
+        raise NetworkError(f"{package} cannot be imported ({error}): install a build of it for this torch") from error
+
+
+def _shape_of(content: dict[str, Tensor]) -> dict[str, Any]:
+    """What torchvision must know to build the segmenter of a file: its classes, and whether it has a second head."""
+    last = [tensor for name, tensor in content.items() if name.startswith("classifier.") and name.endswith(".weight")]
+    if not last:
+        raise NetworkError("the file holds no segmenter's weights: it has no classifier")
+    aux = any(name.startswith("aux_classifier.") for name in content)
+    return {"num_classes": len(last[-1]), "aux_loss": aux, "weights_backbone": None}
+
+
+def _fill(net: nn.Module, weights: Path | None) -> None:
+    """A file's weights into a network."""
+    if weights is None:
+        return
+    try:
+        net.load_state_dict(_read(weights))
+    except RuntimeError as error:
+        raise NetworkError(f"{weights} holds another network's weights: {str(error)[:300]}") from error
+
+
+def _read(weights: Path) -> dict[str, Tensor]:
+    """A file's weights by name."""
+    if not weights.is_file():
+        raise NetworkError(f"there is no file of weights {weights}")
+    try:
+        content = (
+            load_file(weights) if weights.suffix == ".safetensors" else torch.load(weights, "cpu", weights_only=True)
+        )
+    except Exception as error:
+        raise NetworkError(f"{weights} cannot be read as weights ({error}): a broken download?") from error
+    for key in ("state_dict", "model"):
+        content = content.get(key, content)
+    return {name.removeprefix("module."): tensor for name, tensor in content.items()}

@@ -1,0 +1,158 @@
+"""The paper's scenarios and some more, each a function of a suite of data that returns a `Scenario`.
+
+scenario = lifelong(suite, severity=5)              # corruption after corruption, no reset
+scenario = SCENARIOS["mixed"](suite, severity=3)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from ..data.types import Part, Suite
+from .stream import Drawn, Scenario, Stream
+
+__all__ = [
+    "SCENARIOS",
+    "correlated",
+    "episodic",
+    "gradual",
+    "lifelong",
+    "mixed",
+    "rounds",
+    "single_domain",
+    "with_clean",
+]
+
+
+def drawn(
+    name: str, part: Part, *, batch_size: int = 64, images: int | None = None, seed: int = 0, workers: int = 0
+) -> Drawn:
+    """A domain of one part in an order that `seed` decides, or its own; with `images`, the first so many of it."""
+    shuffled = torch.randperm(len(part.images), generator=Generator().manual_seed(seed)).tolist()
+    order = range(len(part.images)) if part.ordered else shuffled
+    return Drawn(name, [part], [(0, index) for index in order[:images]], batch_size, seed, workers)
+
+
+def lifelong(
+    suite: Suite,
+    *,
+    severity: int = 5,
+    shifts: Sequence[str] | None = None,
+    batch_size: int = 64,
+    images: int | None = None,
+    seed: int = 0,
+    workers: int = 0,
+) -> Scenario:
+    """Shift after shift; nothing is ever reset."""
+    domains = [
+        drawn(shift, suite.part(shift, severity), batch_size=batch_size, images=images, seed=seed, workers=workers)
+        for shift in _chosen(suite, shifts)
+    ]
+    return Scenario("lifelong", domains)
+
+
+def single_domain(suite: Suite, **options: Any) -> Scenario:
+    """Each shift from the source network."""
+    return replace(lifelong(suite, **options), name="single-domain", resets="domain")
+
+
+def episodic(suite: Suite, **options: Any) -> Scenario:
+    """Each batch from the source network; MEMO's own setting is a batch of one."""
+    return replace(lifelong(suite, **options), name="episodic", resets="batch")
+
+
+def rounds(suite: Suite, *, times: int = 10, **options: Any) -> Scenario:
+    """The same shifts again and again, as ACDC's four conditions for ten rounds."""
+    once = lifelong(suite, **options)
+    domains = [
+        replace(domain, name=f"{domain.name}, round {number}", round=number)
+        for number in range(1, times + 1)
+        for domain in _drawn(once)
+    ]
+    return Scenario(f"rounds-{times}", domains)
+
+
+def gradual(suite: Suite, *, severity: int = 5, shifts: Sequence[str] | None = None, **options: Any) -> Scenario:
+    """Each shift growing from severity 1 to `severity` and falling again."""
+    levels = [*range(1, severity + 1), *range(severity - 1, 0, -1)]
+    domains: list[Stream] = []
+    for shift in _chosen(suite, shifts):
+        for level in levels:
+            (domain,) = _drawn(lifelong(suite, severity=level, shifts=[shift], **options))
+            domains.append(replace(domain, name=f"{shift} {level}"))
+    return Scenario("gradual", domains)
+
+
+def mixed(suite: Suite, *, seed: int = 0, **options: Any) -> Scenario:
+    """All shifts shuffled into one domain: every batch has several."""
+    apart = _drawn(lifelong(suite, seed=seed, **options))
+    picks = [(number, index) for number, domain in enumerate(apart) for _, index in domain.picks]
+    order = torch.randperm(len(picks), generator=Generator().manual_seed(seed)).tolist()
+    parts = [part for domain in apart for part in domain.parts]
+    return Scenario("mixed", [replace(apart[0], name="mixed", parts=parts, picks=[picks[i] for i in order])])
+
+
+def correlated(suite: Suite, *, concentration: float = 0.1, seed: int = 0, **options: Any) -> Scenario:
+    """Lifelong, with labels that come in runs: each class is spread over time by a Dirichlet draw.
+
+    The smaller the concentration, the longer the runs.
+    """
+    if not concentration > 0:
+        raise ValueError(f"concentration={concentration}: a Dirichlet distribution needs a positive one")
+    once = lifelong(suite, seed=seed, **options)
+    domains = [_in_runs(domain, concentration, seed) for domain in _drawn(once)]
+    return Scenario("correlated", domains)
+
+
+def with_clean(scenario: Scenario, clean: Stream) -> Scenario:
+    """The paper's probe of forgetting: the clean set after each domain, adapted to like any other, carrying on."""
+    return replace(scenario, clean_between=clean)
+
+
+def _chosen(suite: Suite, shifts: Sequence[str] | None) -> Sequence[str]:
+    known = [*suite.shifts, *suite.extra]
+    if unknown := [shift for shift in shifts or () if shift not in known]:
+        raise ValueError(f"{suite.name} has no {unknown[0]!r}: it has {', '.join(known)}")
+    return shifts or suite.shifts
+
+
+def _drawn(scenario: Scenario) -> list[Drawn]:
+    return [domain for domain in scenario.domains if isinstance(domain, Drawn)]
+
+
+def _in_runs(domain: Drawn, concentration: float, seed: int) -> Drawn:
+    labels = np.array([_label(domain.parts[part], index) for part, index in domain.picks])
+    random = np.random.default_rng(seed)
+    slots = max(2, len(domain))
+    when = np.empty(len(labels))
+    for label in np.unique(labels):
+        own = np.flatnonzero(labels == label)
+        reached = random.dirichlet([concentration] * slots).cumsum()
+        slot = np.searchsorted(reached, (np.arange(len(own)) + 0.5) / len(own)).clip(max=slots - 1)
+        when[own] = slot + random.random(slots)[slot]  # within a slot, class after class
+    return replace(domain, picks=[domain.picks[i] for i in np.argsort(when, kind="stable")])
+
+
+def _label(part: Part, index: int) -> int:
+    labels = getattr(part.images, "labels", None)
+    if labels is None and isinstance(part.images[index][1], Tensor):
+        raise ValueError("the scenario correlated needs one label an image, and these have one a pixel")
+    return int(part.images[index][1]) if labels is None else int(labels[index])
+
+
+SCENARIOS: dict[str, Callable[..., Scenario]] = {
+    "lifelong": lifelong,
+    "single-domain": single_domain,
+    "episodic": episodic,
+    "mixed": mixed,
+    "rounds": rounds,
+    "gradual": gradual,
+    "correlated": correlated,
+}
+"""Every scenario by its name on the command line."""

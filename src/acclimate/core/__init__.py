@@ -1,0 +1,1 @@
+"""The adapter: predict, learn, remember."""

@@ -1,0 +1,167 @@
+"""Against forgetting: how much each parameter matters to the source domain, and a pull towards its source value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.nn import Parameter
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parameters_to_vector
+
+from ..checks import check_images, refuse_non_finite
+
+if TYPE_CHECKING:
+    from ..core.adapter import Adapter
+
+__all__ = ["Fisher", "Images", "batch_importance", "image_batches", "sample_importance"]
+
+Images: TypeAlias = Tensor | Iterable[Tensor | Sequence[Tensor]]
+"""Images without labels: one tensor, or batches of them. Of the (images, labels) that a DataLoader yields, the
+labels are not looked at."""
+
+
+class Fisher(nn.Module):
+    """R(θ, θ°) = Σ ω·(θ − θ°)² (Eq. 7). Without an importance ω it is nought: nothing pulls."""
+
+    importance: Tensor | None
+    source: Tensor | None
+
+    def __init__(self, importance: Tensor | None = None, source: Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("importance", importance)
+        self.register_buffer("source", source)
+
+    @classmethod
+    def estimate(cls, adapter: Adapter, images: Images, how: Literal["batch", "sample"] = "batch") -> Fisher:
+        """From unlabelled in-distribution images, with an adapter's network in adaptation mode.
+
+        `"batch"` squares the gradient of each batch's mean loss, as the released EATA does; `"sample"` is Eq. (9) as
+        written, about a batch size larger, so that β must be smaller.
+        """
+        if how not in _IMPORTANCE:
+            raise ValueError(f"fisher={how!r}: expected one of {', '.join(map(repr, _IMPORTANCE))}")
+        with adapter.learning(), adapter.runner.plainly():
+            importance = _IMPORTANCE[how](adapter, _checked(images, adapter.device))
+        if not bool(importance.isfinite().all()):
+            raise ValueError("the source images gave NaN or infinite gradients: no importance could be estimated")
+        return cls(importance, _vector(adapter.adapted))
+
+    @classmethod
+    def weighted(cls, beta: float, adapter: Adapter, images: Images | None, how: Literal["batch", "sample"]) -> Fisher:
+        """What a method with weight β needs: an estimate, or nothing where β = 0."""
+        if beta < 0:
+            raise ValueError(f"{type(adapter).__name__}: beta={beta} is negative")
+        if beta == 0:
+            return cls()
+        if images is None:
+            raise ValueError(
+                f"{type(adapter).__name__}: beta={beta:g} pulls towards the source, which needs unlabelled "
+                "in-distribution images. Give source=batches (acclimate.collect_in_distribution finds some in a "
+                "stream), or beta=0 to do without"
+            )
+        return cls.estimate(adapter, images, how)
+
+    def forward(self, parameters: Iterable[Parameter]) -> Tensor:
+        """Eq. (7), over all parameters in one vector."""
+        theta = parameters_to_vector(parameters)
+        if self.importance is None or self.source is None:
+            return theta.new_zeros(())
+        return (self.importance * (theta - self.source).square()).sum()
+
+
+def pseudo_label_loss(logits: Tensor) -> Tensor:
+    """Cross-entropy with the network's own prediction, a sample: (B,); the mean over pixels of a segmenter."""
+    losses = F.cross_entropy(logits, logits.detach().argmax(1), reduction="none")
+    return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+
+
+def batch_importance(adapter: Adapter, batches: Iterable[Tensor]) -> Tensor:
+    """ω = the mean over batches of the squared gradient of a batch's mean loss.
+
+    What the released EATA computes, and what its β = 2,000 belongs to.
+    """
+    squares, count = torch.zeros_like(_vector(adapter.adapted)), 0
+    for x in batches:
+        gradient = adapter.gradients(pseudo_label_loss(adapter.logits(x)).mean())
+        squares += _vector(gradient).square()
+        count += 1
+    return squares / count
+
+
+def sample_importance(adapter: Adapter, batches: Iterable[Tensor]) -> Tensor:
+    """ω = 1/Q Σ_q (∂ loss(x_q) / ∂θ)², Eq. (9) as written.
+
+    Where samples do not depend on their batch, all are differentiated at once. Under BatchNorm on batch statistics
+    they do: a sample's loss is then differentiated through its whole batch.
+    """
+    gradients = _coupled_gradients if adapter.coupled else _independent_gradients
+    squares, count = torch.zeros_like(_vector(adapter.adapted)), 0
+    for x in batches:
+        for rows in gradients(adapter, x):
+            squares += rows.square().sum(0)
+        count += len(x)
+    return squares / count
+
+
+def _independent_gradients(adapter: Adapter, x: Tensor) -> Iterator[Tensor]:
+    def loss(theta: dict[str, Tensor], image: Tensor) -> Tensor:
+        return pseudo_label_loss(adapter.counted(adapter.network(image.unsqueeze(0), theta))).squeeze(0)
+
+    theta = {name: p.detach() for name, p in zip(adapter.names, adapter.adapted, strict=True)}
+    # the fused attention kernels have no batching rule
+    with adapter.normalising(len(x)), sdpa_kernel(SDPBackend.MATH):
+        rows = vmap(grad(loss), in_dims=(None, 0))(theta, x)
+    yield torch.cat([rows[name].flatten(1) for name in theta], 1)
+
+
+def _coupled_gradients(adapter: Adapter, x: Tensor, chunk: int = 16) -> Iterator[Tensor]:
+    losses = pseudo_label_loss(adapter.logits(x))
+    for one in torch.split(torch.eye(len(x), device=losses.device, dtype=losses.dtype), chunk):
+        rows = torch.autograd.grad(
+            losses,
+            adapter.adapted,
+            one,
+            retain_graph=True,
+            is_grads_batched=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        yield torch.cat([row.flatten(1) for row in rows], 1)
+
+
+def _vector(tensors: Sequence[Tensor]) -> Tensor:
+    """One vector, in at least single precision: squares of small half-precision gradients would vanish."""
+    flat = torch.cat([t.detach().flatten() for t in tensors])
+    return flat if flat.dtype == torch.float64 else flat.float()
+
+
+def _checked(images: Images, device: torch.device) -> Iterator[Tensor]:
+    empty = True
+    for batch in image_batches(images):
+        x = check_images(batch.to(device), device)
+        refuse_non_finite(x)
+        empty = False
+        yield x
+    if empty:
+        raise ValueError("source= holds no image: the Fisher regulariser needs some hundred in-distribution images")
+
+
+_IMPORTANCE = {"batch": batch_importance, "sample": sample_importance}
+
+
+def image_batches(images: Images, size: int = 64) -> Iterator[Tensor]:
+    """Batches of images out of whatever holds them."""
+    if isinstance(images, Tensor):
+        yield from torch.split(images, size)
+        return
+    for batch in images:
+        x = batch[0] if isinstance(batch, Sequence) and len(batch) else batch
+        if not isinstance(x, Tensor) or x.dim() < 2:
+            what = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"expected batches of images, as tensors or (images, …) tuples; got {what}")
+        yield x

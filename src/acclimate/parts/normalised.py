@@ -1,0 +1,53 @@
+"""A network that takes images in [0, 1]: normalisation inside it, where augmentations cannot get in its way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["IMAGENET", "Normalised"]
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Mean and standard deviation, a channel, that most ImageNet networks expect."""
+
+
+class Normalised(nn.Module):
+    """`model` after (x − mean)/std.
+
+        net = Normalised(timm.create_model("resnet50", pretrained=True))  # timm says which mean and std
+        net = Normalised(torchvision.models.resnet50(weights="DEFAULT"), *IMAGENET)
+
+    Args:
+        model: a network that expects normalised images.
+        mean: what is subtracted from each channel; None asks the model, which timm's know.
+        std: what it is then divided by; None as above.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, model: nn.Module, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+    ) -> None:
+        super().__init__()
+        told = getattr(model, "pretrained_cfg", None) or {}
+        mean, std = told.get("mean") if mean is None else mean, told.get("std") if std is None else std
+        if mean is None or std is None:
+            raise ValueError(
+                f"{type(model).__name__} does not say how its images are normalised: give mean= and std=, such as "
+                "*acclimate.parts.normalised.IMAGENET"
+            )
+        if len(mean) != len(std) or not all(value > 0 for value in std):
+            raise ValueError(f"mean={tuple(mean)} and std={tuple(std)}: expected as many of each, and each std above 0")
+        self.model = model
+        like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+        for name, values in (("mean", mean), ("std", std)):
+            constant = torch.tensor(values, dtype=like.dtype, device=like.device)
+            self.register_buffer(name, constant.view(-1, 1, 1), persistent=False)
+        self.training = model.training
+
+    def forward(self, x: Tensor) -> object:
+        """What the model returns."""
+        return self.model((x - self.mean) / self.std)
