@@ -310,7 +310,7 @@ def test_workers_fill_one_cache(tmp_path: Path) -> None:
     spec = f"folder:{class_folder(tmp_path / 'set')}"
     suite = open_suite(spec, Preprocess(36, 32), tmp_path / "cache")
     assert suite.shifts == BENCHMARK
-    assert (suite.name, getattr(suite, "task", "classification")) == ("folder", "classification")
+    assert (suite.name, suite.task) == ("folder", "classification")
     foggy, clean = suite.part("fog", 3), suite.clean()
     assert foggy.images is clean.images
     assert foggy.change is not None

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .folders import DataError, ImageFolder, Preprocess, Tensors
+from .folders import ImageFolder, Preprocess, Tensors
+from .types import DataError
 
 if TYPE_CHECKING:
     from .types import Suite

@@ -10,19 +10,16 @@ import torch
 from torch import Tensor
 
 from .corruptions import BENCHMARK
-from .folders import DataError, folder
-from .types import ImageSet, Part
+from .folders import folder
+from .types import DataError, ImageSet, Part, Suite
 
 __all__ = ["CIFARC", "clean_images"]
 
 _EACH = 10_000
 
 
-class CIFARC:
+class CIFARC(Suite):
     """root/gaussian_noise.npy of 50,000 × 32 × 32 × 3 bytes, 10,000 a severity, and root/labels.npy. Read as needed."""
-
-    classes: tuple[int, ...] | None = None
-    extra: tuple[str, ...] = ()
 
     def __init__(self, root: Path | str, name: str = "cifar10-c") -> None:
         self.root, self.name = folder(Path(root), name.upper()), name

@@ -14,17 +14,14 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .folders import DataError, ImageFolder, Preprocess
-from .types import Part
-
-if TYPE_CHECKING:
-    from .types import Suite
+from .folders import ImageFolder, Preprocess
+from .types import DataError, Part, Suite
 
 __all__ = ["Decoded", "DecodedSuite", "NoRoomError"]
 
@@ -132,12 +129,13 @@ def _version(images: ImageFolder) -> str:
     return told.hexdigest()[:16]
 
 
-class DecodedSuite:
+class DecodedSuite(Suite):
     """A suite whose images are decoded once; what is not an image file of a fixed size is as it was."""
 
     def __init__(self, suite: Suite, folder: Path) -> None:
         self.suite, self.folder = suite, folder
         self.name, self.shifts, self.extra, self.classes = suite.name, suite.shifts, suite.extra, suite.classes
+        self.graded, self.task = suite.graded, suite.task
         self.kept: dict[tuple[Any, ...], Decoded] = {}
 
     def part(self, shift: str, severity: int) -> Part:
@@ -165,8 +163,6 @@ class DecodedSuite:
             told = f"{needed / 1e9:.1f} GB more, decoded, and {self.folder} has {free / 1e9:.1f} GB"
             raise NoRoomError(f"these images take {told}: choose another folder for the cache, or go without one")
 
-    def __getattr__(self, name: str) -> Any:
-        """What some suites tell besides, such as their task."""
-        if name == "suite":  # a copy in the making
-            raise AttributeError(name)
-        return getattr(self.suite, name)
+    def missing(self) -> list[str]:
+        """Return the messages of the suite that is cached."""
+        return self.suite.missing()

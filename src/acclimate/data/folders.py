@@ -11,13 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["DataError", "ImageFolder", "Preprocess", "Tensors", "class_folders", "folder", "read_image"]
+from .types import DataError
+
+__all__ = ["ImageFolder", "Preprocess", "Tensors", "class_folders", "folder", "read_image"]
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
-
-
-class DataError(ValueError):
-    """A data set that is not there, not whole, or not readable, with what to do about it."""
 
 
 @dataclass(frozen=True)

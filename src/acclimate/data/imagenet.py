@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from .corruptions import BENCHMARK, CORRUPTIONS
-from .folders import DataError, ImageFolder, Preprocess, folder
-from .types import Part
+from .folders import ImageFolder, Preprocess, folder
+from .types import DataError, Part, Suite
 
 __all__ = ["RENDITIONS", "ImageNet", "ImageNetC", "ImageNetR"]
 
@@ -25,14 +25,12 @@ RENDITIONS = tuple(map(int, _RENDITIONS.split()))
 """The 200 of ImageNet's 1,000 classes that ImageNet-R has, in the order of its folders."""
 
 
-class ImageNet:
+class ImageNet(Suite):
     """The validation set in class folders, root/n01440764/….JPEG: no shift of its own, so none but `"clean"`."""
 
     name = "imagenet"
     graded = False
     shifts = ("clean",)
-    classes: tuple[int, ...] | None = None
-    extra: tuple[str, ...] = ()
 
     def __init__(self, root: Path | str, preprocess: Preprocess | None = None, *, whole: bool = True) -> None:
         self.root, self.preprocess, self.whole = Path(root), preprocess or Preprocess(256, 224), whole
@@ -48,7 +46,7 @@ class ImageNet:
         return self.clean()
 
 
-class ImageNetC:
+class ImageNetC(Suite):
     """root/gaussian_noise/5/n01440764/….JPEG, the published files; `clean` is ImageNet's validation folder.
 
     `each` takes so many images of each class: five are a fixed 5,000-image list, the same for every corruption.
@@ -56,8 +54,6 @@ class ImageNetC:
     """
 
     name = "imagenet-c"
-    classes: tuple[int, ...] | None = None
-    extra: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -118,7 +114,7 @@ def _a_few(images: ImageFolder, each: int | None) -> ImageFolder:
     return images.keep([index for own in by_class.values() for index in sorted(sorted(own, key=draw)[:each])])
 
 
-class ImageNetR:
+class ImageNetR(Suite):
     """root/n01443537/….jpg, 30,000 renditions of 200 classes; `classes` are their places among ImageNet's 1,000.
 
     Labels count within the 200, as logits do that are restricted to them.
@@ -127,8 +123,7 @@ class ImageNetR:
     name = "imagenet-r"
     graded = False
     shifts = ("renditions",)
-    classes: tuple[int, ...] | None = RENDITIONS
-    extra: tuple[str, ...] = ()
+    classes = RENDITIONS
 
     def __init__(self, root: Path | str, preprocess: Preprocess | None = None, *, whole: bool = True) -> None:
         self.root, self.preprocess, self.whole = Path(root), preprocess or Preprocess(256, 224), whole

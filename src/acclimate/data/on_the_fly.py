@@ -8,12 +8,12 @@ from torch import Generator, Tensor
 
 from .corruptions import BENCHMARK, EXTRA, corrupted, parameters_of
 from .severities import Like
-from .types import ImageSet, Part
+from .types import ImageSet, Part, Suite
 
 __all__ = ["Corrupted"]
 
 
-class Corrupted:
+class Corrupted(Suite):
     """Clean images, and the fifteen corruptions of them. Results on these are ImageNet-C-style, never ImageNet-C."""
 
     def __init__(

@@ -15,8 +15,8 @@ import torch
 from torch import Generator, Tensor
 
 from .corruptions import BENCHMARK, EXTRA
-from .folders import SUFFIXES, DataError, Preprocess, folder, read_image
-from .types import IGNORE, Part
+from .folders import SUFFIXES, Preprocess, folder, read_image
+from .types import IGNORE, DataError, Part, Suite
 from .weather import WEATHER, weather
 
 __all__ = ["ACDC", "CITYSCAPES", "Cityscapes", "SceneFolder", "Scenes", "Weathered"]
@@ -78,11 +78,10 @@ def read_labels(path: Path) -> Tensor:
     return _TRAIN_IDS[labels.long()] if path.stem.endswith("_labelIds") else labels
 
 
-class Weathered:
+class Weathered(Suite):
     """Clean scenes, and weather over them, made on the fly."""
 
     task = "segmentation"
-    classes = None
     shifts = WEATHER
     extra = tuple(name for name in (*BENCHMARK, *EXTRA) if name not in WEATHER)
 
@@ -127,7 +126,7 @@ class Cityscapes(Weathered):
         super().__init__("cityscapes", Scenes(pairs, preprocess or Preprocess(resize=512)))
 
 
-class ACDC:
+class ACDC(Suite):
     """rgb_anon/CONDITION/SPLIT/SEQUENCE/…_rgb_anon.png and gt/…/…_gt_labelTrainIds.png, at half their size.
 
     Clean scenes are Cityscapes'.
@@ -136,9 +135,7 @@ class ACDC:
     name = "acdc"
     graded = False
     task = "segmentation"
-    classes = None
     shifts = WEATHER
-    extra: tuple[str, ...] = ()
 
     def __init__(
         self,
