@@ -4,6 +4,6 @@
     python -m training.cifar10 --help     # a ResNet and a ViT on CIFAR-10; the weights go to weights/
     python -m training.camvid --help      # a SegFormer on street scenes; its weights are not committed
 
-All networks train on clean images. Augmentations avoid anything that a corruption does, so that every corruption is a
-shift. Stochastic depth is on, because EATA-C samples sub-networks by dropping residual branches.
+All networks train on clean images with mild augmentations: none adds noise, blur or weather. Stochastic depth is on,
+because EATA-C samples sub-networks by dropping residual branches.
 """

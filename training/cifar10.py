@@ -79,7 +79,7 @@ def jiggle(x: Tensor, generator: Generator) -> Tensor:
 
 
 def blend(x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply CutMix to half of the batches. Return images, labels of the pasted images, and the share of the first ones."""
+    """Apply CutMix to half of the batches. Return images, labels of the pasted images, and the share of the others."""
     device = x.device
     chance, area, top, left = torch.rand(4, generator=generator, device=device)
     side = (32 * area.sqrt() * (chance < 0.5)).floor()
