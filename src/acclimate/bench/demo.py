@@ -13,7 +13,7 @@ from ..core.adapter import Adapter
 from ..data.corruptions import corrupt
 from ..data.digits import load_digits
 from ..methods import METHODS
-from ..methods.presets import COTTA_ON_CIFAR10
+from ..methods.cotta import _ON_CIFAR10 as COTTA_ON_CIFAR10
 from . import figures, report
 from .evaluate import Result
 from .own_networks import digits_resnet, digits_vit

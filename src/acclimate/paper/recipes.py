@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from ..bench.plan import Plan, PlanError
 from ..methods import METHODS
-from ..methods.presets import hyper_parameters
 from . import studies
 from .layouts import (
     Layout,
@@ -253,7 +252,7 @@ def _(scale: Scale) -> Iterator[Case]:
 
 def rate(scale: Scale, network: Kind, method: str, times: float) -> float:
     """A multiple of the learning rate that a method has at a scale."""
-    preset = hyper_parameters(shown(method), scale.presets[network])
+    preset = METHODS[method].presets[scale.presets[network]]
     usual = scale.settings.get(network, {}).get(method, {}).get("lr", preset["lr"])
     return float(f"{times * usual:.3g}")
 
