@@ -10,9 +10,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ..bench.evaluate import Result
 from ..bench.plan import Job, Plan
-from ..bench.results import Stored
+from ..bench.result import Result
 from ..bench.run import Run
 from .scales import Scale
 
@@ -60,14 +59,9 @@ class Found:
     """What a case showed, for each method and seed: results along a scenario, or what it measured besides."""
 
     case: Case
-    stored: Sequence[Stored] = ()
+    results: Sequence[Result] = ()
     measured: Sequence[dict[str, Any]] = ()
     """Each with its method, its seed, and the `origin` and the `weights` of the network it was `measured` with."""
-
-    @property
-    def results(self) -> list[Result]:
-        """Without what they were stored with."""
-        return [stored.result for stored in self.stored]
 
     @property
     def values(self) -> list[dict[str, Any]]:
@@ -82,7 +76,7 @@ class Found:
     @property
     def weights(self) -> set[str]:
         """Fingerprints of the networks that it ran on."""
-        told = {str(stored.content["fingerprint"]["weights"]) for stored in self.stored}
+        told = {str(result.weights) for result in self.results}
         return told | {each["weights"] for each in self.measured}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import matplotlib as mpl
@@ -12,10 +12,10 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..bench.evaluate import Result
 from ..bench.figures import COLOURS, STYLE, examples, reliability
-from ..bench.results import Stored
-from ..bench.tables import paper_table, with_paper
+from ..bench.result import Result
+from ..bench.tables import mean_and_deviation, paper_table
+from .published import with_paper
 from .recipe import Found, Shown
 
 __all__ = [
@@ -54,9 +54,9 @@ def _clean(result: Result) -> float | None:
 
 def whole_table(found: Sequence[Found]) -> Shown:
     """Methods by domains, a table a network, the paper's rows beside where the setting is its own."""
-    networks: dict[str, list[Stored]] = {}
+    networks: dict[str, list[Result]] = {}
     for each in found:
-        networks.setdefault(each.case.column, []).extend(each.stored)
+        networks.setdefault(each.case.column, []).extend(each.results)
     shown = Shown()
     for network, stored in networks.items():
         header, rows = paper_table(stored)
@@ -304,19 +304,12 @@ def _value(results: Sequence[Result], metric: str) -> float | None:
 
 
 def _cell(results: Sequence[Result], metric: str) -> str:
-    value, form = _value(results, metric), METRICS[metric][1]
-    if value is None:
-        return "–"
-    spread = [METRICS[metric][2](result) or 0.0 for result in results]
-    return f"{value:{form}}" + (f" ± {stdev(spread):{form}}" if len(spread) > 1 else "")
+    return mean_and_deviation([METRICS[metric][2](result) for result in results], METRICS[metric][1])
 
 
 def _told(found: Found, name: str, form: str, factor: float) -> str:
     values = [m[name] for m in found.values]
-    if any(value is None for value in values):
-        return "–"
-    spread = f" ± {stdev([factor * v for v in values]):{form}}" if len(values) > 1 else ""
-    return f"{factor * mean(values):{form}}{spread}"
+    return mean_and_deviation([None if value is None else factor * value for value in values], form)
 
 
 def _number(x: float | None) -> str:

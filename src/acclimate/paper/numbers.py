@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import matplotlib as mpl
 
-from ..bench.evaluate import Result
 from ..bench.plan import PROTOCOL, Job, Plan, PlanError
-from ..bench.results import Stored
+from ..bench.result import DomainResult, Result
 from ..bench.tables import FORMATS
 from ..files import write_text
 from ..methods import METHODS
@@ -161,19 +160,18 @@ def _found(case: Mapping[str, Any]) -> Found:
     asked = Case(case["row"], plan, case["column"], case["x"])
     if "measured" in case:
         return Found(asked, measured=case["measured"])
-    return Found(asked, [_stored(plan, result) for result in case["results"]])
+    return Found(asked, [_result(plan, result) for result in case["results"]])
 
 
-def _stored(plan: Plan, content: Mapping[str, Any]) -> Stored:
-    """A result as a file of its own would have it; the bins of all domains are the first one's."""
-    none = {name: [0.0] * len(values) for name, values in content["bins"].items()}
-    domains = [{"in_graph": 0, **none, **domain} for domain in content["domains"]]
-    domains[0] |= content["bins"]
-    result = Result.from_dict({**content, "domains": domains})
-    job = Job(_NAMES[result.method], result.seed)
-    told = {"done": True, "job": asdict(job), "arguments": plan.arguments(job), "protocol": plan.protocol}
-    weights = {"weights": result.origin["model"], "preprocess": None, "source_accuracy": None}
-    return Stored(result, {**told, "model": plan.model, "fingerprint": weights})
+def _result(plan: Plan, content: Mapping[str, Any]) -> Result:
+    """Read a result, or one of the files written before `Result.compact`."""
+    if "done" in content:
+        return Result.from_dict(content)
+    own = {f.name: content[f.name] for f in fields(Result) if f.name in content}
+    domains = [DomainResult(**{"in_graph": None, **domain}) for domain in content["domains"]]
+    job = Job(_NAMES[content["method"]], content["seed"])
+    more = {"model": plan.model, "protocol": plan.protocol, "arguments": plan.arguments(job), "done": True}
+    return Result(**{**own, **more, "domains": domains, "weights": content["origin"]["model"]})
 
 
 def _written(shown: Shown, out: Path, name: str) -> Iterator[Path]:
@@ -200,24 +198,9 @@ def _distinct(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [json.loads(told) for told in dict.fromkeys(json.dumps(value) for value in values)]
 
 
-_PASSES = ("forwards", "backwards", "images", "seconds", "kept", "gpu_memory")
-_KEPT = ("name", "accuracy", "ece", "clean_accuracy", *_PASSES)
-
-
 def _told(found: Found) -> dict[str, Any]:
     case = found.case
     told: dict[str, Any] = {"row": case.row, "column": case.column, "x": case.x, "plan": case.plan.as_dict()}
     if found.measured:
         return {**told, "measured": [{k: v for k, v in each.items() if k != "settings"} for each in found.measured]}
-    return {**told, "results": [_summary(result) for result in found.results]}
-
-
-def _summary(result: Result) -> dict[str, Any]:
-    """Without the bins of each domain; they are summed."""
-    whole: Mapping[str, Any] = result.as_dict()
-    domains = [{name: getattr(domain, name) for name in _KEPT} for domain in result.domains]
-    bins = {
-        name: [sum(values) for values in zip(*(getattr(d, name) for d in result.domains), strict=True)]
-        for name in ("count", "confident", "correct")
-    }
-    return {**{k: v for k, v in whole.items() if k != "domains"}, "bins": bins, "domains": domains}
+    return {**told, "results": [result.compact() for result in found.results]}

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["PaperRow", "legend", "paper_notes", "paper_rows", "paper_table_of", "rows_for"]
+from ..bench.result import Result
+
+__all__ = ["PaperRow", "legend", "paper_notes", "paper_rows", "paper_table_of", "rows_for", "with_paper"]
 
 
 _NETWORKS = {
@@ -70,9 +72,9 @@ def paper_table_of(recipe: str) -> tuple[list[str], list[list[str]]] | None:
     return None if found is None else (found["header"], found["rows"])
 
 
-def rows_for(content: dict[str, Any]) -> list[PaperRow]:
-    """The lines whose setting a stored result has: data, scenario, severity, all images, and the network."""
-    protocol, model = content["protocol"], content["model"].lower()
+def rows_for(result: Result) -> list[PaperRow]:
+    """The lines whose setting a result has: data, scenario, severity, all images, and the network."""
+    protocol, model = result.protocol, result.model.lower()
     network = next((known for part, known in _NETWORKS.items() if part in model), "")
     data = protocol["data"].partition(":")[0]
     if protocol["images"] is not None or protocol["shifts"] is not None or protocol.get("rounds") not in (None, 10):
@@ -84,3 +86,21 @@ def rows_for(content: dict[str, Any]) -> list[PaperRow]:
         and row.severity in (None, protocol["severity"])
         and (row.scenario == protocol["scenario"] or row.data == "imagenet-r")
     ]
+
+
+def with_paper(rows: Sequence[list[str]], results: Sequence[Result]) -> list[list[str]]:
+    """Each method's rows of a `paper_table`, followed by the paper's where all results have a setting of the paper."""
+    known = {row.method: row for row in rows_for(results[0])}
+    out: list[list[str]] = []
+    method = score = ""
+    for row in rows:
+        method, score = row[0] or method, score if row[1] == "ECE" else row[1]
+        out.append(list(row))
+        line = known.get(method)
+        if row[1] == "ECE" and line is not None:
+            cells = [f"{method} (paper{line.note})", score, *(f"{v:.1f}" for v in line.accuracy)]
+            passes = ["" if n is None else f"{n:,}" for n in (line.forwards, line.backwards)]
+            out.append([*cells, f"{line.average[0]:.2f}", *passes])
+            if line.ece:
+                out.append(["", "ECE", *(f"{v:.1f}" for v in line.ece), f"{line.average[1]:.2f}", "", ""])
+    return out

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from ..bench.evaluate import origin
 from ..bench.plan import Job, Plan, PlanError
-from ..bench.results import Stored
+from ..bench.provenance import origin
+from ..bench.result import Result
 from ..bench.run import Run
 from ..data.corruptions import BENCHMARK
 from ..files import write_text
@@ -65,7 +65,7 @@ def reproduce(
         run = Run(case.plan, case.folder(out, recipe.name), first.get(case.plan.model))
         first.setdefault(case.plan.model, run)
         found.append(_carry_out(case, run, case.due(scale), on_case))
-    found = [each for each in found if each.stored or each.measured]
+    found = [each for each in found if each.results or each.measured]
     if not found:
         asked = ", ".join([*scale.only, *scale.within])
         raise PlanError(f"{recipe.name} has nothing to show: it does not run {asked}")
@@ -130,16 +130,13 @@ def _one(recipe: str, scale: Scale, out: Path, name: str, job: Job) -> None:
     _carry_out(alone, Run(case.plan, case.folder(out, recipe)), [job], None)
 
 
-def _find_result(_: Case, run: Run, job: Job) -> Stored | None:
-    result, state = run.folder.find(job)
-    return None if result is None or state is not None else Stored.read(run.folder.path / f"{job.name}.json")
+def _find_result(_: Case, run: Run, job: Job) -> Result | None:
+    result, _state = run.folder.find(job)
+    return result if result is not None and result.done else None
 
 
-def _do_result(case: Case, run: Run, job: Job, tick: Tick) -> Stored:
-    run.do(job, on_batch=lambda moment, score: tick(f"{moment.domain}: {100 * score:.0f} %"))
-    stored = _find_result(case, run, job)
-    assert stored is not None  # noqa: S101
-    return stored
+def _do_result(_: Case, run: Run, job: Job, tick: Tick) -> Result:
+    return run.do(job, on_batch=lambda batch, score: tick(f"{batch.domain}: {100 * score:.0f} %"))
 
 
 def _find_measured(case: Case, run: Run, job: Job) -> dict[str, Any] | None:
