@@ -25,10 +25,11 @@ from torch import Tensor, nn
 
 from acclimate import EATA
 from acclimate.bench.own_networks import SmallViT
-from acclimate.bench.scenarios import drawn
-from acclimate.bench.stream import Drawn, ImageSet, Part
+from acclimate.bench.scenarios import sample_domain
+from acclimate.bench.stream import SampledDomain
 from acclimate.data.decoded import Decoded
 from acclimate.data.folders import ImageFolder, Preprocess
+from acclimate.data.types import ImageSet, Part
 
 from .command import command, write
 from .steps import Share, networks
@@ -61,9 +62,9 @@ def files(folder: Path, size: tuple[int, int], noise: float, count: int) -> Imag
     return ImageFolder(folder.parent, Preprocess(256, 224) if size[0] != size[1] else Preprocess(crop=size[0]))
 
 
-def stream(images: ImageSet, workers: int, batches: int) -> Drawn:
+def stream(images: ImageSet, workers: int, batches: int) -> SampledDomain:
     """The images again and again: windows of `batches`, and those that are under way when the time starts."""
-    once = drawn("images", Part(images), batch_size=BATCH, workers=workers)
+    once = sample_domain("images", Part(images), batch_size=BATCH, workers=workers)
     total = BATCH * (WINDOWS * batches + ahead(workers))
     return replace(once, picks=([*once.picks] * (-(-total // len(images))))[:total])
 

@@ -16,7 +16,7 @@ from ..bench.metrics import Scores
 from ..bench.own_networks import DropPath
 from ..bench.plan import Job
 from ..bench.run import Run
-from ..bench.stream import Drawn
+from ..bench.stream import SampledDomain
 from ..core.adapter import Adapter
 from ..core.record import Step
 from ..functional import entropy
@@ -231,12 +231,12 @@ class _Plane(nn.Module):
         return logits
 
 
-def _only(run: Run, job: Job) -> Drawn:
-    (domain,) = (d for d in run.scenario(job.seed).domains if isinstance(d, Drawn))
+def _only(run: Run, job: Job) -> SampledDomain:
+    (domain,) = (d for d in run.scenario(job.seed).domains if isinstance(d, SampledDomain))
     return domain
 
 
-def _chosen(domain: Drawn, chosen: Tensor, device: torch.device) -> Iterator[Tensor]:
+def _chosen(domain: SampledDomain, chosen: Tensor, device: torch.device) -> Iterator[Tensor]:
     """Batches of the chosen samples: the very images, noise and all, that the domain has."""
     waiting = torch.empty(0)
     for (x, _), rows in zip(domain.on(device), torch.split(chosen, domain.batch_size), strict=True):
