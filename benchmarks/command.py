@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from acclimate.bench.evaluate import origin
+from acclimate.bench.provenance import origin
 from acclimate.cli.terminal import repeatable
 from acclimate.files import write_text
 

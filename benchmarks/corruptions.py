@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from acclimate import Normalisation
-from acclimate.bench.evaluate import origin
 from acclimate.bench.own_networks import digits_resnet
+from acclimate.bench.provenance import origin
 from acclimate.data.corruptions import CORRUPTIONS, corrupt
 from acclimate.data.digits import load_digits
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from acclimate import EATA, EATAC, Adapter, BNAdapt, Engine, Selector, Source, Tent
-from acclimate.bench.evaluate import origin
 from acclimate.bench.own_networks import SmallResNet, SmallViT
+from acclimate.bench.provenance import origin
 from acclimate.engine import Precision
 
 from .command import command, path, write

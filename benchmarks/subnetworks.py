@@ -18,8 +18,8 @@ import torch
 from torch import Generator, Tensor, nn
 
 from acclimate import StochasticDepth, norm_parameters
-from acclimate.bench.evaluate import origin
 from acclimate.bench.own_networks import SmallResNet, SmallViT
+from acclimate.bench.provenance import origin
 
 DROPS = (0.2, 0.6)
 

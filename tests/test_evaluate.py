@@ -17,7 +17,9 @@ from acclimate import ETA, MEMO, METHODS, Source, Tent, __version__
 from acclimate.bench.demo import Demo
 from acclimate.bench.evaluate import evaluate, run
 from acclimate.bench.metrics import Meter, Scores
+from acclimate.bench.result import Result
 from acclimate.bench.stream import Domain, Scenario
+from acclimate.bench.tables import mean_and_deviation
 from acclimate.cli.main import app
 
 
@@ -145,10 +147,40 @@ def test_the_clean_probe_leaves_the_stream_untouched() -> None:
 def test_a_result_carries_its_origin() -> None:
     result = evaluate(Source(make("bn")), scenario()).as_dict()
     assert result["origin"]["torch"] == torch.__version__
-    assert result["origin"]["model"] == Source(make("bn")).fingerprint()
+    assert result["weights"] == Source(make("bn")).fingerprint()
     assert result["call"] == "Source(ConvNet, seed=0)"
-    assert result["accuracy"] == pytest.approx(sum(d["accuracy"] for d in result["domains"]) / 2)
+    assert result["summary"]["accuracy"] == pytest.approx(sum(d["accuracy"] for d in result["domains"]) / 2)
     json.dumps(result)
+
+
+def test_a_result_is_read_back_as_it_was_written() -> None:
+    result = evaluate(Tent(make("bn"), lr=1e-2), scenario())
+    assert result.done
+    assert Result.from_dict(json.loads(json.dumps(result.as_dict()))) == result, "bit for bit"
+    assert sum(result.bins["count"]) == sum(d.images for d in result.domains) == 48
+    assert sum(result.bins["correct"]) == pytest.approx(48 * result.accuracy)
+    result.protocol = {"images": None, "severity": 5}
+    compact = result.compact()
+    assert "clean_before" not in compact
+    assert "miou" not in compact["domains"]
+    assert compact["protocol"] == {"images": None, "severity": 5}
+    read = Result.from_dict(json.loads(json.dumps(compact)))
+    assert read.ece == pytest.approx(result.ece, rel=1e-5)
+    assert (read.miou, read.gpu_memory, read.protocol) == (None, None, result.protocol)
+    assert read.compact() == compact
+    with pytest.raises(ValueError, match="magic"):
+        Result.from_dict({**compact, "magic": 1})
+
+
+def test_mean_and_deviation() -> None:
+    assert mean_and_deviation([1.0, 2.0, 3.0]) == "2.0 ± 1.0"
+    assert mean_and_deviation([1234.0], ",.0f") == "1,234"
+    assert mean_and_deviation([1.0, None]) == mean_and_deviation([]) == "–"
+
+
+def test_a_domain_that_is_not_as_long_as_it_says_is_refused() -> None:
+    with pytest.raises(ValueError, match="batches"):
+        evaluate(Source(make("bn")), Scenario("test", [Domain("empty", [])]))
 
 
 def test_the_demo_from_the_command_line(tmp_path: Path) -> None:
@@ -173,7 +205,7 @@ def test_the_demo_from_the_command_line(tmp_path: Path) -> None:
     assert page.count("<figure>") == 4
     assert not re.findall(r"(?:src|href)=\"https?:", page), "the page needs no other file"
     written = json.loads((tmp_path / "demo" / "results.json").read_text())
-    source, eata = written["results"]
+    source, eata = (result["summary"] for result in written["results"])
     assert eata["accuracy"] > source["accuracy"] + 0.1
     assert 0 < eata["backwards"] < eata["forwards"]
     assert written["command"].startswith("acclimate demo --severity 4 --images 64")

@@ -179,4 +179,4 @@ def test_a_domain_counts_and_measures() -> None:
     assert [d.kept for d in learned.domains] == [1.0, 1.0]
     assert learned.kept == 1.0
     assert learned.images_per_second == pytest.approx(80 / learned.seconds)
-    assert learned.as_dict()["nll"] == pytest.approx(sum(d.nll for d in learned.domains) / 2)
+    assert learned.as_dict()["summary"]["nll"] == pytest.approx(sum(d.nll for d in learned.domains) / 2)

@@ -15,9 +15,9 @@ from ..data.digits import load_digits
 from ..methods import METHODS
 from ..methods.presets import COTTA_ON_CIFAR10
 from . import figures, report
-from .evaluate import Result
 from .own_networks import digits_resnet, digits_vit
 from .report import Section
+from .result import Result
 from .stream import Domain
 
 __all__ = ["Demo"]

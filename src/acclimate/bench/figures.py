@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from .evaluate import Result
+from .result import Result
 
 __all__ = ["COLOURS", "STYLE", "accuracy_along_all", "along", "cost", "examples", "forgetting", "reliability", "scenes"]
 
@@ -94,7 +94,7 @@ def cost(results: Sequence[Result]) -> Figure:
     """Accuracy, or mIoU, against passes a sample: up and to the left is better."""
     figure, (ax,) = _axes(9, 3.6)
     for result in results:
-        samples = sum(domain.images or sum(domain.count) for domain in result.domains)
+        samples = sum(domain.images for domain in result.domains)
         passes = (result.forwards + result.backwards) / samples
         ax.scatter(passes, 100 * result.score, s=60, color=_colour(result), label=result.method, zorder=3)
     ax.set_xscale("log")
@@ -125,9 +125,7 @@ def reliability(results: Sequence[Result], columns: int = 7) -> Figure:
     figure = Figure(figsize=(1.9 * columns, 2.5 * lines), layout="constrained")
     for place, result in enumerate(results):
         ax = figure.add_subplot(lines, columns, place + 1)
-        count, correct = (
-            torch.tensor([getattr(domain, name) for domain in result.domains]).sum(0) for name in ("count", "correct")
-        )
+        count, correct = (torch.tensor(result.bins[name]) for name in ("count", "correct"))
         width = 1 / len(count)
         centres = [width * (i + 0.5) for i in range(len(count))]
         share = (correct / count.clamp(min=1)).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -232,9 +233,8 @@ class Scores:
 
     def as_dict(self) -> dict[str, Any]:
         """All numbers, by name."""
-        told: dict[str, Any] = dict(self.meter.as_dict())
-        told["count"], told["confident"], told["correct"] = self.meter.bins.tolist()
+        numbers: dict[str, Any] = dict(self.meter.as_dict())
         if self.confusion is not None:
-            told["miou"] = self.confusion.miou
-            told["iou"] = [None if each != each else each for each in self.confusion.iou.tolist()]
-        return told
+            numbers["miou"] = self.confusion.miou
+            numbers["iou"] = [None if math.isnan(iou) else iou for iou in self.confusion.iou.tolist()]
+        return numbers

@@ -12,10 +12,9 @@ from torch import Tensor
 from ..methods import METHODS
 from ..parts.multiscale import resized
 from . import figures, report
-from .evaluate import Result
 from .plan import Job
 from .report import Section
-from .results import Stored
+from .result import Result
 from .run import Run
 from .tables import differences
 
@@ -25,11 +24,11 @@ SHOWN = ("eata-c", "eta-c", "dat", "cotta", "eata", "eta", "tent")
 SELECTING = ("eata", "eta", "eata-c", "eta-c", "rdumb", "sar", "roid")
 
 
-def write_page(path: Path, results: Sequence[Stored], run: Run | None = None) -> None:
+def write_page(path: Path, results: Sequence[Result], run: Run | None = None) -> None:
     """Tables and figures of results; with their run, pictures of what was learned from and what was left out."""
     groups: dict[str, list[Result]] = {}
-    for stored in results:
-        groups.setdefault(str(stored.content["model"]), []).append(stored.result)
+    for result in results:
+        groups.setdefault(result.model, []).append(result)
     sections = [_section(network, runs) for network, runs in groups.items()]
     if run is not None and run.task == "classification" and (pictures := selection_pictures(run)):
         method, kept, removed = pictures
@@ -40,7 +39,7 @@ def write_page(path: Path, results: Sequence[Stored], run: Run | None = None) ->
         method, scenes = scene_pictures(run)
         caption = f"A scene of each domain: what the source network sees in it, and {method}, a few scenes into it."
         sections.append(Section("Scenes", [], [(caption, figures.scenes(scenes))]))
-    protocol = results[0].content["protocol"]
+    protocol = results[0].protocol
     lead = f"{protocol['data'].partition(':')[0]}, {protocol['scenario']}, severity {protocol['severity']}."
     if told := differences(results):
         lead += f" NOT COMPARABLE: {'; '.join(told)}."

@@ -13,7 +13,7 @@ from string import Template
 from matplotlib.figure import Figure
 
 from ..files import write_text
-from .evaluate import Result
+from .result import Result
 
 __all__ = ["Section", "columns", "markdown", "rows", "write_html", "write_json"]
 

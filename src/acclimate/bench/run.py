@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from ..data import open_suite
 from ..data.types import Suite
 from ..methods import METHODS
 from ..methods.presets import FEW
-from .evaluate import Moment, Result, evaluate
+from .evaluate import BatchResult, evaluate, start_result
 from .networks import Loaded, load_network
 from .plan import Job, Plan, PlanError
+from .result import Result
 from .results import ResultFolder
 from .scenarios import SCENARIOS, drawn, with_clean
 from .stream import Drawn, Scenario, Stream
@@ -169,26 +170,36 @@ class Run:
         for method, why in self.unfit().items():
             raise PlanError(f"{method} does not fit: {why}. Leave it out")
 
-    def do(self, job: Job, on_batch: Callable[[Moment, float], None] | None = None) -> Result:
-        """Carry out a job, or what is left of it; done ones are read."""
-        so_far, state = self.folder.find(job)
-        if so_far is not None and state is None:
-            return so_far
-        adapter = self.adapter(job)
-        if so_far is not None and state is not None:
+    def start(self, job: Job, adapter: Adapter) -> Result:
+        """Return a job's result without numbers."""
+        preprocess = self.network.preprocess
+        return start_result(
+            adapter,
+            self.scenario(job.seed),
+            model=self.plan.model,
+            protocol=self.plan.protocol,
+            arguments=self.plan.arguments(job),
+            preprocess=None if preprocess is None else asdict(preprocess),
+        )
+
+    def do(self, job: Job, on_batch: Callable[[BatchResult, float], None] | None = None) -> Result:
+        """Carry out a job, or resume it; a finished one is read."""
+        result, state = self.folder.find(job)
+        if result is not None and result.done:
+            return result
+        adapter, scenario = self.adapter(job), self.scenario(job.seed)
+        if state is not None:
             adapter.load(state)
-        scenario = self.scenario(job.seed)
+        result = result or self.start(job, adapter)
         clean = self.clean(job.seed) if self.plan.probe == "snapshot" and self._has_clean else None
 
-        def keep(result: Result) -> None:
-            done = len(result.domains) == len(scenario.domains)
-            self.folder.keep(job, adapter, result, done=done, preprocess=self.network.preprocess)
+        def write(result: Result) -> None:
+            self.folder.write(job, adapter, result)
 
         try:
-            result = evaluate(adapter, scenario, clean=clean, on_batch=on_batch, on_domain=keep, so_far=so_far)
+            return evaluate(adapter, scenario, clean=clean, on_batch=on_batch, on_domain=write, result=result)
         finally:
             adapter.reset()  # the next job starts from the source network
-        return result
 
     def estimate(self, batches: int = 2) -> dict[str, float]:
         """Seconds that each method may take for all seeds, from a few timed batches."""

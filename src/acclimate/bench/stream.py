@@ -33,6 +33,11 @@ class Stream(Protocol):
     """A named part of a scenario."""
 
     @property
+    def round(self) -> int:
+        """Which visit to this domain this is, counting from 1."""
+        ...
+
+    @property
     def name(self) -> str:
         """What it is called in tables."""
         ...

@@ -13,7 +13,7 @@ from .._version import __version__
 
 if TYPE_CHECKING:
     from ..bench.demo import Demo
-    from ..bench.evaluate import Result
+    from ..bench.result import Result
     from ..bench.run import Run
 
 try:
@@ -120,7 +120,7 @@ def _check_names(method: list[str] | None, network: list[str] | None) -> None:
 
 
 def _adapt_to_digits(show: Demo, out: Path, command: str) -> None:
-    from ..bench.evaluate import Moment, evaluate
+    from ..bench.evaluate import BatchResult, evaluate
     from ..bench.stream import Scenario
 
     results: list[Result] = []
@@ -135,8 +135,8 @@ def _adapt_to_digits(show: Demo, out: Path, command: str) -> None:
             label = f"{type(adapter).__name__}, {type(adapter.model).__name__}"
             task = progress.add_task(label, total=len(scenario), note="")
 
-            def advance(moment: Moment, accuracy: float, task: TaskID = task) -> None:
-                progress.update(task, advance=1, note=f"{moment.domain}: {100 * accuracy:.0f} %")
+            def advance(batch: BatchResult, accuracy: float, task: TaskID = task) -> None:
+                progress.update(task, advance=1, note=f"{batch.domain}: {100 * accuracy:.0f} %")
 
             results.append(evaluate(adapter, scenario, clean=show.clean(), on_batch=advance))
             progress.update(task, note=f"accuracy {100 * results[-1].accuracy:.1f} %")
@@ -273,7 +273,7 @@ def _read_plan(config: Path | None) -> dict[str, Any]:
 
 
 def _do(job: Run) -> list[Result]:
-    from ..bench.evaluate import Moment
+    from ..bench.evaluate import BatchResult
 
     results = []
     with progress_bars() as progress:
@@ -282,8 +282,8 @@ def _do(job: Run) -> list[Result]:
             starting = "compiling at the first batch" if job.plan.engine == "auto" else ""
             task = progress.add_task(each.name, total=total, note=starting)
 
-            def advance(moment: Moment, accuracy: float, task: TaskID = task) -> None:
-                progress.update(task, advance=1, note=f"{moment.domain}: {100 * accuracy:.0f} %")
+            def advance(batch: BatchResult, accuracy: float, task: TaskID = task) -> None:
+                progress.update(task, advance=1, note=f"{batch.domain}: {100 * accuracy:.0f} %")
 
             results.append(job.do(each, on_batch=advance))
             last = results[-1]
@@ -302,8 +302,8 @@ def table(
     Of more than four rounds it shows the first, fourth, seventh and so on, as the paper does; csv has all.
     """
     from ..bench.results import read_results
-    from ..bench.tables import FORMATS, differences, paper_table, with_paper
-    from ..paper.published import paper_notes, rows_for
+    from ..bench.tables import FORMATS, differences, paper_table
+    from ..paper.published import paper_notes, rows_for, with_paper
 
     if layout not in FORMATS:
         raise typer.BadParameter(f"no format {layout!r}: choose from {', '.join(FORMATS)}", param_hint="--format")
@@ -317,7 +317,7 @@ def table(
     if paper:
         marks = [f"{mark} {told}" for mark, told in paper_notes().items()]
         missing = "the paper has no results for this network, data, scenario and severity, with all images"
-        Console(stderr=True).print("; ".join(marks) if rows_for(results[0].content) else missing, soft_wrap=True)
+        Console(stderr=True).print("; ".join(marks) if rows_for(results[0]) else missing, soft_wrap=True)
         rows = with_paper(rows, results)
     typer.echo(FORMATS[layout](header, rows), nl=False)
 

@@ -16,7 +16,7 @@ from .terminal import EXPECTED, console, duration, progress_bars, refuse, repeat
 
 if TYPE_CHECKING:
     from ..bench.run import Run
-    from ..paper.recipe import Case, Recipe, Tick
+    from ..paper.reproduce import Case, Recipe, Tick
     from ..paper.scales import Scale
 
 __all__ = ["paper"]
@@ -73,8 +73,8 @@ def run_recipes(
 ) -> None:
     """Measure tables and figures of the paper again; each writes its numbers, a table or a figure."""
     from ..methods import METHODS
-    from ..paper.recipe import reproduce, side_by_side
     from ..paper.recipes import RECIPES
+    from ..paper.reproduce import reproduce, side_by_side
     from ..paper.scales import KINDS_OF_NETWORK, SCALES
 
     asked: list[tuple[str, Sequence[str], str]]
@@ -128,19 +128,19 @@ def join_files(
     out: Annotated[Path, typer.Option(help="Folder for the tables, the figures and the one file.")],
 ) -> None:
     """Make one table of what was measured apart, such as methods on several machines; later files count more."""
-    from ..paper.numbers import join, show
     from ..paper.recipes import RECIPES
+    from ..paper.reproduce import join, show
 
     try:
         whole = join(files)
-        recipe = RECIPES.get(whole["recipe"])
+        recipe = RECIPES.get(whole.recipe)
         if recipe is None:
-            raise ValueError(f"there is no recipe {whole['recipe']!r} any more")
+            raise ValueError(f"there is no recipe {whole.recipe!r} any more")
         written = show(recipe, whole, out)
     except EXPECTED as error:
         refuse("cannot join", error)
     for what in ("device", "torch"):
-        if len(told := sorted({str(origin.get(what)) for origin in whole["origins"]})) > 1:
+        if len(told := sorted({str(origin.get(what)) for origin in whole.origins})) > 1:
             console.print(f"[yellow]their {what} differs: {', '.join(told)}[/]", soft_wrap=True, highlight=False)
     _show(recipe, written)
 

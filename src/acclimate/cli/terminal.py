@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from ..bench.evaluate import Result
+    from ..bench.result import Result
     from ..bench.run import Run
 
 __all__ = ["EXPECTED", "console", "duration", "print_table", "progress_bars", "refuse", "repeatable", "show_plan"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
 from statistics import mean
@@ -147,15 +147,15 @@ def curves(axis: str, **panels: tuple[str, float]) -> Layout:
     return show
 
 
-def measured_grid(axis: str = "", **columns: tuple[str, str, float]) -> Layout:
-    """Measured numbers, one row per case: columns with head, format and factor; the first also as a curve over `axis`."""
+def measured_grid(columns: Mapping[str, tuple[str, str, float]], axis: str = "") -> Layout:
+    """Measured numbers, one row per case, with head, format and factor; the first is also a curve over `axis`."""
 
     def show(cases: Sequence[Case]) -> Shown:
         header = ["", *([axis] if axis else []), *(head for head, _, _ in columns.values())]
         table = []
         for case in cases:
             cells = [
-                mean_and_deviation([_times(m.values[name], factor) for m in case.measured], form)
+                mean_and_deviation([_times(m[name], factor) for m in _measured(case)], form)
                 for name, (_, form, factor) in columns.items()
             ]
             table.append([case.row, *([f"{case.x:g}"] if axis else []), *cells])
@@ -166,7 +166,7 @@ def measured_grid(axis: str = "", **columns: tuple[str, str, float]) -> Layout:
             axes = figure.add_subplot()
             for row in _distinct(cases, "row"):
                 own = [case for case in cases if case.row == row]
-                _line(axes, row, [(case.x, factor * mean(m.values[name] for m in case.measured)) for case in own])
+                _line(axes, row, [(case.x, factor * mean(m[name] for m in _measured(case))) for case in own])
             axes.set(xlabel=axis, ylabel=head)
             axes.legend()
         return {"": (header, table)}, {"": figure}
@@ -180,7 +180,7 @@ def heat_maps(axis: str) -> Layout:
     def show(cases: Sequence[Case]) -> Shown:
         rows, columns = _distinct(cases, "row"), _distinct(cases, "column")
         xs = sorted({case.x for case in cases if case.x is not None})
-        value = {(c.row, c.column, c.x): 100 * mean(m.values["accuracy"] for m in c.measured) for c in cases}
+        value = {(c.row, c.column, c.x): 100 * mean(m["accuracy"] for m in _measured(c)) for c in cases}
         table = [
             [row, column, *(f"{value[row, column, x]:.1f}" if (row, column, x) in value else "–" for x in xs)]
             for row in rows
@@ -225,7 +225,7 @@ def calibration(cases: Sequence[Case]) -> Shown:
 
 def pictures(cases: Sequence[Case]) -> Shown:
     """Images that were selected, and images that were not."""
-    values = cases[0].measured[0].values
+    values = _measured(cases[0])[0]
     rows = [(name, torch.tensor(few["images"]) / 255) for name, few in values.items() if few["images"]]
     most = max(len(images) for _, images in rows)
     padded = [
@@ -238,7 +238,7 @@ def pictures(cases: Sequence[Case]) -> Shown:
 
 def boundaries(cases: Sequence[Case]) -> Shown:
     """The plane: both classes, the network's boundary, and the share of sub-networks that disagree with it."""
-    values = cases[0].measured[0].values
+    values = _measured(cases[0])[0]
     points, classes, share = (torch.tensor(values[name]) for name in ("points", "classes", "disagreement"))
     with _figure(5.4, 3.6, grid=False) as figure:
         axes = figure.add_subplot()
@@ -298,9 +298,13 @@ def _cell(case: Case, metric: str) -> str:
     return mean_and_deviation([value(result) for result in case.results], form)
 
 
+def _measured(case: Case) -> list[dict[str, Any]]:
+    return [result.measured for result in case.results if result.measured is not None]
+
+
 def _averaged(case: Case) -> dict[str, list[float]]:
     """Average measured lists over seeds."""
-    every = [m.values for m in case.measured]
+    every = _measured(case)
     return {name: [mean(values) for values in zip(*(v[name] for v in every), strict=True)] for name in every[0]}
 
 

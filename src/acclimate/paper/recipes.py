@@ -1,12 +1,12 @@
-"""The paper's tables and figures as recipes: cases to measure and a layout. Titles say where in the paper each one is."""
+"""The paper's tables and figures as recipes: cases to measure, and a layout. Titles say where in the paper each is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 from ..bench.plan import Plan, PlanError
 from ..methods import METHODS
@@ -31,6 +31,7 @@ from .scales import SCALES, Kind, Scale
 __all__ = ["RECIPES"]
 
 NETWORKS: Sequence[Kind] = ("resnet", "vit")
+SELECTING = ("eta", "eata", "rdumb", "eta-c", "eata-c")
 OURS = ("source", "tent", "eata", "eata-c")
 
 Setting = tuple[str, dict[str, Any]]
@@ -60,11 +61,8 @@ PARAMETERS: dict[str, Setting] = {
     "EATAC": ("eata-c", {}),
 }
 IMAGENET_R: dict[Kind, dict[str, dict[str, float]]] = {
-    network: {
-        **{name: {"epsilon": 0.05} for name in ("eta", "eata", "rdumb")},
-        **{name: {"epsilon": epsilon} for name in ("eta-c", "eata-c")},
-    }
-    for network, epsilon in (("resnet", 0.07), ("vit", 0.05))
+    "resnet": {name: {"epsilon": value} for name, value in zip(SELECTING, (0.05, 0.05, 0.05, 0.07, 0.07), strict=True)},
+    "vit": {name: {"epsilon": 0.05} for name in SELECTING},
 }
 """ε as the paper gives it, for 200 classes."""
 
@@ -98,11 +96,11 @@ def rate(scale: Scale, network: Kind, method: str, times: float) -> float:
     return float(f"{times * usual:.3g}")
 
 
-# Comparisons
+# Cases: functions of a scale
 
 
 def every_method(scale: Scale, scenario: str) -> Iterator[Case]:
-    """Every method for classification on both networks, slow ones on fewer images.
+    """Yield every method for classification on both networks, slow ones on fewer images.
 
     Episodic methods behave the same in every scenario, so one run of them serves all.
     """
@@ -133,16 +131,14 @@ def mixed(scale: Scale) -> Iterator[Case]:
 
 
 def components(scale: Scale) -> Iterator[Case]:
-    for network, level in product(NETWORKS, (3, 5)):
-        for row, (method, arguments) in SELECTIONS.items():
-            yield Case(row, noise(scale, network, method, arguments, severity=level), f"{network}, level {level}")
+    for network, level, (row, (method, arguments)) in product(NETWORKS, (3, 5), SELECTIONS.items()):
+        yield Case(row, noise(scale, network, method, arguments, severity=level), f"{network}, level {level}")
 
 
 def ablation(scale: Scale) -> Iterator[Case]:
+    experiments = [*product(((), ("SS",)), ((), ("FR",)), (("CL",), ("ER",), ("CL", "ER")))]
     for network in NETWORKS:
         yield Case("Source", scale.plan(network, "source", scenario="single-domain", probe="none"), network)
-        losses = (("CL",), ("ER",), ("CL", "ER"))
-        experiments = product(((), ("SS",)), ((), ("FR",)), losses)
         for number, (selection, fisher, loss) in enumerate(experiments, 1):
             parts = (*loss, *fisher, *selection)
             arguments = {k: v for part, off in LEFT_OUT.items() if part not in parts for k, v in off.items()}
@@ -174,18 +170,18 @@ def backwards(scale: Scale) -> Iterator[Case]:
 
 
 def in_fog(scale: Scale) -> Iterator[Case]:
-    for method in OURS:
-        yield Case(title(method), noise(scale, "vit", method, shifts=("fog",)))
+    return (Case(title(method), noise(scale, "vit", method, shifts=("fog",))) for method in OURS)
 
 
-# Sweeps
+def swept(network: Kind, method: str, argument: str, *values: float) -> Callable[[Scale], Iterator[Case]]:
+    """Return cases of a method on Gaussian noise, at several values of one argument."""
 
+    def cases(scale: Scale) -> Iterator[Case]:
+        for value in values:
+            given = scale.epsilon(value) if argument == "epsilon" else value
+            yield Case(title(method), noise(scale, network, method, {argument: given}, probe="snapshot"), x=value)
 
-def swept(scale: Scale, *, network: Kind, method: str, argument: str, values: Sequence[float]) -> Iterator[Case]:
-    """A method on Gaussian noise at several values of one argument."""
-    for value in values:
-        given = scale.epsilon(value) if argument == "epsilon" else value
-        yield Case(title(method), noise(scale, network, method, {argument: given}, probe="snapshot"), x=value)
+    return cases
 
 
 def fisher_images(scale: Scale) -> Iterator[Case]:
@@ -197,15 +193,13 @@ def fisher_images(scale: Scale) -> Iterator[Case]:
 
 def rates(scale: Scale) -> Iterator[Case]:
     for network, method, times in product(NETWORKS, ("tent", "eata", "eata-c"), (0.05, 0.2, 1.0, 5.0, 30.0)):
-        plan = tuned(scale, network, method, lr=rate(scale, network, method, times))
-        yield Case(title(method), plan, network, times)
+        yield Case(title(method), tuned(scale, network, method, lr=rate(scale, network, method, times)), network, times)
 
 
 def slow_rates(scale: Scale) -> Iterator[Case]:
-    for scenario, network, method in product(("lifelong", "single-domain"), NETWORKS, ("cotta", "tea")):
-        for lr in (1e-6, 1e-5, 1e-4, 1e-3):
-            plan = tuned(scale, network, method, scenario, lr=lr)
-            yield Case(title(method), plan, f"{network}, {scenario}", lr)
+    scenarios, methods, rates = ("lifelong", "single-domain"), ("cotta", "tea"), (1e-6, 1e-5, 1e-4, 1e-3)
+    for scenario, network, method, lr in product(scenarios, NETWORKS, methods, rates):
+        yield Case(title(method), tuned(scale, network, method, scenario, lr=lr), f"{network}, {scenario}", lr)
 
 
 def drop_rates(scale: Scale) -> Iterator[Case]:
@@ -214,232 +208,180 @@ def drop_rates(scale: Scale) -> Iterator[Case]:
         yield Case(f"{times:g} × the rate", plan, network, drop)
 
 
-# Studies
+def studied(measure: Measure, times: float, rows: Mapping[str, Setting]) -> Callable[[Scale], Iterator[Case]]:
+    """Return cases of one measurement on Gaussian noise, on the ViT."""
 
+    def cases(scale: Scale) -> Iterator[Case]:
+        for row, (method, arguments) in rows.items():
+            yield Case(row, noise(scale, "vit", method, arguments), measure=measure, times=times)
 
-def studied(scale: Scale, *, rows: Mapping[str, Setting], measure: Measure, times: float) -> Iterator[Case]:
-    """One measurement of several methods on Gaussian noise, on the ViT."""
-    for row, (method, arguments) in rows.items():
-        yield Case(row, noise(scale, "vit", method, arguments), measure=measure, times=times)
+    return cases
 
 
 def stability(scale: Scale) -> Iterator[Case]:
-    for row, (method, arguments) in LOSSES.items():
-        for steps, factor in product((1, 2, 3, 4, 5), (0.1, 0.3, 1.0, 3.0)):
-            lr, column = rate(scale, "vit", method, factor), f"{steps} step{'s' * (steps > 1)}"
-            plan = noise(scale, "vit", method, {**arguments, "lr": lr})
-            yield Case(row, plan, column, lr, partial(studies.several_steps, steps=steps), steps)
+    experiments = product(LOSSES.items(), (1, 2, 3, 4, 5), (0.1, 0.3, 1.0, 3.0))
+    for (row, (method, arguments)), steps, factor in experiments:
+        lr = rate(scale, "vit", method, factor)
+        plan, measure = (
+            noise(scale, "vit", method, {**arguments, "lr": lr}),
+            partial(studies.several_steps, steps=steps),
+        )
+        yield Case(row, plan, f"{steps} step{'s' * (steps > 1)}", lr, measure, steps)
 
 
 def entropy_shares(scale: Scale) -> Iterator[Case]:
-    for which, percent in product(("highest", "lowest"), range(10, 101, 10)):
+    ends: tuple[Literal["highest", "lowest"], ...] = ("highest", "lowest")
+    for which, percent in product(ends, range(10, 101, 10)):
         measure = partial(studies.entropy_share, which=which, percent=percent)
         yield Case(f"{which} entropy", noise(scale, "resnet", "tent", severity=3), x=percent, measure=measure, times=2)
 
 
 def selected(scale: Scale) -> Iterator[Case]:
-    plan = noise(_one_seed(scale, scale), "vit", "eta", {"select": "reliable"})
-    yield Case("ETA", plan, measure=studies.selected)
+    yield Case("ETA", noise(_one_seed(scale, scale), "vit", "eta", {"select": "reliable"}), measure=studies.selected)
 
 
 def toy(scale: Scale) -> Iterator[Case]:
-    """Points in the plane; the plan names the digits only because a plan names data."""
-    plan = noise(_one_seed(SCALES["digits"], scale), "vit", "source", images=1)
-    yield Case("toy", plan, measure=studies.boundary)
+    """Yield one case that needs no data; its plan names the digits, since every plan names data."""
+    yield Case("toy", noise(_one_seed(SCALES["digits"], scale), "vit", "source", images=1), measure=studies.boundary)
 
 
 def _one_seed(at: Scale, asked: Scale) -> Scale:
     return at.on(seeds=asked.fields.get("seeds", (0,))[:1])
 
 
-PERCENT = {"accuracy": ("Acc.", ".1f", 100), "ece": ("ECE", ".1f", 100)}
+# Recipes
 
-RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe
-    for recipe in (
-        Recipe(
-            "lifelong",
-            "Table 2: ImageNet-C, level 5, lifelong",
-            partial(every_method, scenario="lifelong"),
-            whole_table,
-        ),
-        Recipe(
-            "single-domain",
-            "Table A: ImageNet-C, level 5, one domain at a time",
-            partial(every_method, scenario="single-domain"),
-            whole_table,
-        ),
-        Recipe(
-            "imagenet-r",
-            "Table 3: ImageNet-R",
-            imagenet_r,
-            whole_table,
-            "It needs --scale paper --data imagenet-r:FOLDER.",
-        ),
-        Recipe("mixed", "Table 9: fifteen corruptions mixed, levels 3 and 5", mixed, grid("accuracy", "ece")),
-        Recipe(
-            "components",
-            "Table 5: the parts of S(x)",
-            components,
-            grid("accuracy", "backwards"),
-            "The paper's caption says ResNet-50, but its first row is Tent on ViT-Base; the recipe runs both.",
-        ),
-        Recipe(
-            "ablation",
-            "Tables 6 and C: the parts of EATA-C",
-            ablation,
-            grid("accuracy", "ece", "forwards", "backwards"),
-            "CL: consistency loss, ER: min-max entropy, FR: Fisher regulariser, SS: sample selection. In the paper's "
-            "table for ResNet-50 the row Source is that of ViT-Base. Table C also has ImageNet-R.",
-        ),
-        Recipe(
-            "efficiency",
-            "Table 7: time and peak memory",
-            efficiency,
-            grid("accuracy", "time", "memory"),
-            "1 ms per image is 50 s for the paper's 50,000 images.",
-        ),
-        Recipe(
-            "forgetting",
-            "Figures 3, F and G: clean accuracy along the stream, levels 1 to 5",
-            forgetting,
-            by_domain("forgetting"),
-        ),
-        Recipe(
-            "backwards", "Figure D: backward passes by corruption and level", backwards, by_domain("backwards")
-        ),
-        Recipe("calibration", "Figure 10: calibration by confidence, fog, level 5", in_fog, calibration),
-        Recipe(
-            "sweep-e0",
-            "Figure 4: E0",
-            partial(
-                swept,
-                network="resnet",
-                method="eata",
-                argument="margin",
-                values=(0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55),
-            ),
-            sweep("E0 / ln C", "accuracy", "ece", "backwards"),
-        ),
-        Recipe(
-            "sweep-epsilon",
-            "Figure 5: ε",
-            partial(
-                swept,
-                network="resnet",
-                method="eata",
-                argument="epsilon",
-                values=(0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08),
-            ),
-            sweep("ε at 1,000 classes", "accuracy", "ece", "backwards"),
-            "With fewer classes ε grows as 1/√C.",
-        ),
-        Recipe(
-            "sweep-fisher",
-            "Figure 6: images for the Fisher importance",
-            fisher_images,
-            sweep("Q", "accuracy", "clean"),
-        ),
-        Recipe(
-            "sweep-alpha",
-            "Figure 7: α, the weight of the min-max entropy",
-            partial(
-                swept,
-                network="vit",
-                method="eata-c",
-                argument="alpha",
-                values=(0.0, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3),
-            ),
-            sweep("α", "accuracy", "ece"),
-        ),
-        Recipe(
-            "sweep-beta",
-            "Figure 8: β, the weight of the Fisher regulariser",
-            partial(
-                swept,
-                network="vit",
-                method="eata-c",
-                argument="beta",
-                values=(0.0, 20.0, 40.0, 60.0, 80.0, 100.0, 120.0, 140.0),
-            ),
-            sweep("β", "accuracy", "ece", "clean"),
-        ),
-        Recipe(
-            "sweep-drop",
-            "Figure 9: the sub-network's drop ratio",
-            partial(
-                swept,
-                network="vit",
-                method="eata-c",
-                argument="drop",
-                values=(0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4),
-            ),
-            sweep("drop ratio", "accuracy", "ece"),
-        ),
-        Recipe(
-            "rates",
-            "Beyond the paper: multiples of the learning rate, lifelong",
-            rates,
-            sweep("times the usual learning rate", "accuracy", "ece", xscale="log"),
-            "It shows whether a preset suits a network; β stays as it is.",
-        ),
-        Recipe(
-            "slow-rates",
-            "Beyond the paper: learning rates of slow methods",
-            slow_rates,
-            sweep("learning rate", "accuracy", "ece", xscale="log"),
-            "Rates of Adam, for CIFAR-10. Use fewer --images to save time; high rates lose more on longer streams.",
-        ),
-        Recipe(
-            "drop-rates",
-            "Beyond the paper: EATA-C's drop ratio by its learning rate, lifelong",
-            drop_rates,
-            sweep("drop ratio", "accuracy", "ece"),
-            "A higher drop ratio also raises the loss, which acts like a higher rate; the recipe separates the two.",
-        ),
-        Recipe(
-            "held-out",
-            "Figure 11a: the adapted network on a held-out fifth",
-            partial(studied, rows=LOSSES, measure=studies.held_out, times=2),
-            curves("batches", accuracy=("Acc. (%)", 100), ece=("ECE (%)", 100)),
-        ),
-        Recipe("stability", "Figure 11b and c: learning rates by steps per batch", stability, heat_maps("lr")),
-        Recipe(
-            "indicator",
-            "Table 8: the data-uncertainty indicator along the stream",
-            partial(studied, rows={"EATAC": ("eata-c", {})}, measure=studies.indicator, times=10),
-            indicators,
-        ),
-        Recipe(
-            "uncertain",
-            "Figure C: samples with disagreeing predictions along the stream, adapting by consistency alone",
-            partial(
-                studied,
-                rows={"consistency alone": LOSSES["consistency alone"]},
-                measure=studies.indicator,
-                times=10,
-            ),
-            curves("batches", uncertain=("#Uncertain", 1), right=("misclassified among them (%)", 100)),
-        ),
-        Recipe(
-            "entropy-share",
-            "Figure 2: adapting to the samples of highest or lowest entropy",
-            entropy_shares,
-            measured_grid("share of samples (%)", **PERCENT),
-        ),
-        Recipe(
-            "parameters",
-            "Table D: norm layers alone, or all parameters",
-            partial(studied, rows=PARAMETERS, measure=studies.divergence, times=2),
-            measured_grid(
-                loss=("Loss", ".3f", 1),
-                **PERCENT,
-                seconds=("Time (s)", ".1f", 1),
-                gpu_memory=("Mem. (MB)", ",.0f", 1),
-            ),
-        ),
-        Recipe("selected", "Figure E: samples that are selected, and samples that are not", selected, pictures),
-        Recipe("toy", "Figure B: sub-networks disagree near the decision boundary", toy, boundaries),
-    )
-}
+PERCENT: dict[str, tuple[str, str, float]] = {"accuracy": ("Acc.", ".1f", 100), "ece": ("ECE", ".1f", 100)}
+COST: dict[str, tuple[str, str, float]] = {"seconds": ("Time (s)", ".1f", 1), "gpu_memory": ("Mem. (MB)", ",.0f", 1)}
+CONSISTENCY = {"consistency alone": LOSSES["consistency alone"]}
+LIFELONG, SINGLE_DOMAIN = (partial(every_method, scenario=name) for name in ("lifelong", "single-domain"))
+
+_ALL = (
+    Recipe("lifelong", "Table 2: ImageNet-C, level 5, lifelong", LIFELONG, whole_table),
+    Recipe("single-domain", "Table A: ImageNet-C, level 5, one domain at a time", SINGLE_DOMAIN, whole_table),
+    Recipe(
+        "imagenet-r", "Table 3: ImageNet-R", imagenet_r, whole_table, "It needs --scale paper --data imagenet-r:FOLDER."
+    ),
+    Recipe("mixed", "Table 9: fifteen corruptions mixed, levels 3 and 5", mixed, grid("accuracy", "ece")),
+    Recipe(
+        "components",
+        "Table 5: the parts of S(x)",
+        components,
+        grid("accuracy", "backwards"),
+        "The paper's caption says ResNet-50, but its first row is Tent on ViT-Base; the recipe runs both.",
+    ),
+    Recipe(
+        "ablation",
+        "Tables 6 and C: the parts of EATA-C",
+        ablation,
+        grid("accuracy", "ece", "forwards", "backwards"),
+        "CL: consistency loss, ER: min-max entropy, FR: Fisher regulariser, SS: sample selection. In the paper's "
+        "table for ResNet-50 the row Source is that of ViT-Base. Table C also has ImageNet-R.",
+    ),
+    Recipe(
+        "efficiency",
+        "Table 7: time and peak memory",
+        efficiency,
+        grid("accuracy", "time", "memory"),
+        "1 ms per image is 50 s for the paper's 50,000 images.",
+    ),
+    Recipe(
+        "forgetting",
+        "Figures 3, F and G: clean accuracy along the stream, levels 1 to 5",
+        forgetting,
+        by_domain("forgetting"),
+    ),
+    Recipe("backwards", "Figure D: backward passes by corruption and level", backwards, by_domain("backwards")),
+    Recipe("calibration", "Figure 10: calibration by confidence, fog, level 5", in_fog, calibration),
+    Recipe(
+        "sweep-e0",
+        "Figure 4: E0",
+        swept("resnet", "eata", "margin", 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55),
+        sweep("E0 / ln C", "accuracy", "ece", "backwards"),
+    ),
+    Recipe(
+        "sweep-epsilon",
+        "Figure 5: ε",
+        swept("resnet", "eata", "epsilon", 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08),
+        sweep("ε at 1,000 classes", "accuracy", "ece", "backwards"),
+        "With fewer classes ε grows as 1/√C.",
+    ),
+    Recipe(
+        "sweep-fisher", "Figure 6: images for the Fisher importance", fisher_images, sweep("Q", "accuracy", "clean")
+    ),
+    Recipe(
+        "sweep-alpha",
+        "Figure 7: α, the weight of the min-max entropy",
+        swept("vit", "eata-c", "alpha", 0.0, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3),
+        sweep("α", "accuracy", "ece"),
+    ),
+    Recipe(
+        "sweep-beta",
+        "Figure 8: β, the weight of the Fisher regulariser",
+        swept("vit", "eata-c", "beta", 0.0, 20.0, 40.0, 60.0, 80.0, 100.0, 120.0, 140.0),
+        sweep("β", "accuracy", "ece", "clean"),
+    ),
+    Recipe(
+        "sweep-drop",
+        "Figure 9: the sub-network's drop ratio",
+        swept("vit", "eata-c", "drop", 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4),
+        sweep("drop ratio", "accuracy", "ece"),
+    ),
+    Recipe(
+        "rates",
+        "Beyond the paper: multiples of the learning rate, lifelong",
+        rates,
+        sweep("times the usual learning rate", "accuracy", "ece", xscale="log"),
+        "It shows whether a preset suits a network; β stays as it is.",
+    ),
+    Recipe(
+        "slow-rates",
+        "Beyond the paper: learning rates of slow methods",
+        slow_rates,
+        sweep("learning rate", "accuracy", "ece", xscale="log"),
+        "Rates of Adam, for CIFAR-10. Use fewer --images to save time; high rates lose more on longer streams.",
+    ),
+    Recipe(
+        "drop-rates",
+        "Beyond the paper: EATA-C's drop ratio by its learning rate, lifelong",
+        drop_rates,
+        sweep("drop ratio", "accuracy", "ece"),
+        "A higher drop ratio also raises the loss, which acts like a higher rate; the recipe separates the two.",
+    ),
+    Recipe(
+        "held-out",
+        "Figure 11a: the adapted network on a held-out fifth",
+        studied(studies.held_out, 2, LOSSES),
+        curves("batches", accuracy=("Acc. (%)", 100), ece=("ECE (%)", 100)),
+    ),
+    Recipe("stability", "Figure 11b and c: learning rates by steps per batch", stability, heat_maps("lr")),
+    Recipe(
+        "indicator",
+        "Table 8: the data-uncertainty indicator along the stream",
+        studied(studies.indicator, 10, {"EATAC": ("eata-c", {})}),
+        indicators,
+    ),
+    Recipe(
+        "uncertain",
+        "Figure C: samples with disagreeing predictions along the stream, adapting by consistency alone",
+        studied(studies.indicator, 10, CONSISTENCY),
+        curves("batches", uncertain=("#Uncertain", 1), right=("misclassified among them (%)", 100)),
+    ),
+    Recipe(
+        "entropy-share",
+        "Figure 2: adapting to the samples of highest or lowest entropy",
+        entropy_shares,
+        measured_grid(PERCENT, "share of samples (%)"),
+    ),
+    Recipe(
+        "parameters",
+        "Table D: norm layers alone, or all parameters",
+        studied(studies.divergence, 2, PARAMETERS),
+        measured_grid({"loss": ("Loss", ".3f", 1), **PERCENT, **COST}),
+    ),
+    Recipe("selected", "Figure E: samples that are selected, and samples that are not", selected, pictures),
+    Recipe("toy", "Figure B: sub-networks disagree near the decision boundary", toy, boundaries),
+)
+
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
 """Every recipe by its name on the command line."""

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,36 +21,25 @@ import torch
 from matplotlib.figure import Figure
 
 from ..bench.plan import PROTOCOL, Job, Plan, PlanError
-from ..bench.provenance import origin
 from ..bench.result import Result
 from ..bench.run import Run
-from ..bench.tables import FORMATS
+from ..bench.stream import Drawn
+from ..bench.tables import FORMATS, Table
+from ..core.adapter import Adapter
 from ..data.corruptions import BENCHMARK
 from ..files import json_lines, write_text
-from ..methods import METHODS, Source
+from ..methods import METHODS
 from .published import legend, paper_table_of
 from .scales import Scale
 
-__all__ = ["Case", "Measure", "Measurement", "Numbers", "Recipe", "Shown", "Tick", "join", "reproduce", "show", "side_by_side"]
+__all__ = ["Case", "Measure", "Numbers", "Recipe", "Shown", "Tick", "join", "reproduce", "show", "side_by_side"]
 
 Tick: TypeAlias = Callable[[str], None]
 """Called after each batch with a short note."""
-Measure: TypeAlias = Callable[[Run, Job, Tick], dict[str, Any]]
-"""A measurement other than accuracy along a stream: plain data for a method and a seed."""
-Shown: TypeAlias = tuple[dict[str, tuple[list[str], list[list[str]]]], dict[str, Figure]]
-"""Tables, as header and rows, and figures, by the suffix of their files' names."""
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What a `Measure` returned, with what it depends on."""
-
-    method: str
-    seed: int
-    values: dict[str, Any]
-    weights: str
-    origin: dict[str, str | None]
-    settings: dict[str, Any]
+Measure: TypeAlias = Callable[[Adapter, Drawn, Tick], dict[str, Any]]
+"""A measurement other than accuracy along a stream, on one domain; returns plain data."""
+Shown: TypeAlias = tuple[dict[str, Table], dict[str, Figure]]
+"""Tables and figures, by the suffix of their files' names."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +56,7 @@ class Case:
     home: str = ""
     """The recipe that holds its folder, where several recipes share a case; its own if empty."""
     results: Sequence[Result] = ()
-    """Once it ran: one per method and seed."""
-    measured: Sequence[Measurement] = ()
-    """The same for a case with a `measure`."""
+    """One per method and seed, once it ran."""
 
     @property
     def name(self) -> str:
@@ -78,9 +65,9 @@ class Case:
         return re.sub(r"[^\w.+-]+", "-", " ".join(part for part in parts if part)).strip("-").lower()
 
     @property
-    def found(self) -> Sequence[Result | Measurement]:
-        """Everything that was measured."""
-        return [*self.results, *self.measured]
+    def place(self) -> tuple[str, str, float | None]:
+        """Its place in a table or figure."""
+        return self.row, self.column, self.x
 
     def due(self, scale: Scale) -> list[Job]:
         """Return the jobs to measure at a scale, where they are not there yet."""
@@ -91,41 +78,6 @@ class Case:
     def folder(self, out: Path, recipe: str) -> Path:
         """Return the folder of its results."""
         return out / (self.home or recipe) / self.name
-
-    def keeping(self, keep: Callable[[Result | Measurement], bool]) -> Case:
-        """Return it with some of what was measured."""
-        return replace(self, results=[*filter(keep, self.results)], measured=[*filter(keep, self.measured)])
-
-    def as_dict(self, origins: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return it for JSON; an origin is an index into `origins`."""
-        usual = Plan(data=self.plan.data).as_dict()
-        plan = {name: value for name, value in self.plan.as_dict().items() if value != usual[name]}
-        place = {"row": self.row, "column": self.column, "x": self.x, "plan": plan}
-        if self.measured:
-            own = [asdict(each) for each in self.measured]
-            return place | {"measured": [{**each, "origin": origins.index(each["origin"])} for each in own]}
-        compact = [(result.compact(), origins.index(result.origin)) for result in self.results]
-        own = [{**{k: v for k, v in content.items() if k not in _NOT_STORED}, "origin": at} for content, at in compact]
-        return place | {"results": own}
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any], origins: Sequence[dict[str, Any]]) -> Case:
-        """Read what `as_dict` returned; the results' protocol and arguments are those of the plan."""
-        plan = Plan.from_dict(content["plan"])
-        results = []
-        for stored in content.get("results", ()):
-            job = Job(_NAMES[stored["method"]], stored["seed"])
-            known = {"model": plan.model, "protocol": plan.protocol, "arguments": plan.arguments(job), "done": True}
-            results.append(Result.from_dict({**stored, **known, "origin": origins[stored["origin"]]}))
-            if not results[-1].domains:
-                raise ValueError(f"{stored['method']} has no domain")
-        measured = [Measurement(**{**m, "origin": origins[m["origin"]]}) for m in content.get("measured", ())]
-        return cls(content["row"], plan, content["column"], content["x"], results=results, measured=measured)
-
-
-_NOT_STORED = ("model", "protocol", "arguments", "source_accuracy", "done")
-"""Fields of a result that its case's plan or its source's result has."""
-_NAMES = {method.__name__: name for name, method in METHODS.items()}
 
 
 @dataclass(frozen=True)
@@ -147,9 +99,16 @@ class Recipe:
         return cases
 
 
+# The file of numbers
+
+_NAMES = {method.__name__: name for name, method in METHODS.items()}
+_IN_PLAN = ("model", "protocol", "arguments", "done")
+"""Fields of a result that follow from the plan of its case."""
+
+
 @dataclass(frozen=True)
 class Numbers:
-    """The file of a recipe's numbers."""
+    """The numbers of a recipe."""
 
     recipe: str
     title: str
@@ -159,29 +118,51 @@ class Numbers:
 
     @property
     def origins(self) -> list[dict[str, Any]]:
-        """Versions, device and commit of everything that was measured, each once."""
-        texts = dict.fromkeys(json.dumps(each.origin) for case in self.cases for each in case.found)
+        """Versions, device and commit of the results, each once."""
+        texts = dict.fromkeys(json.dumps(result.origin) for case in self.cases for result in case.results)
         return [json.loads(text) for text in texts]
 
     def text(self) -> str:
-        """Return the file's content."""
-        origins, head = self.origins, {name: getattr(self, name) for name in ("recipe", "title", "scale", "command")}
-        cases = [case.as_dict(origins) for case in self.cases]
+        """Return the content of its file: compact results, plans without default values, each origin once."""
+        origins, cases = self.origins, []
+        for case in self.cases:
+            usual = Plan(data=case.plan.data).as_dict()
+            plan = {name: value for name, value in case.plan.as_dict().items() if value != usual[name]}
+            compact = [{**result.compact(), "origin": origins.index(result.origin)} for result in case.results]
+            dropped = {*_IN_PLAN, "source_accuracy"}  # the source's own result has its accuracies
+            results = [{name: v for name, v in result.items() if name not in dropped} for result in compact]
+            cases.append({"row": case.row, "column": case.column, "x": case.x, "plan": plan, "results": results})
+        head = {name: getattr(self, name) for name in ("recipe", "title", "scale", "command")}
         return json_lines({**head, "origins": origins, "cases": cases}, depth=4)
+
+    @classmethod
+    def parse(cls, text: str) -> Numbers:
+        """Read the content of a file."""
+        content = json.loads(text)
+        cases = []
+        for stored in content["cases"]:
+            plan, results = Plan.from_dict(stored["plan"]), []
+            for each in stored["results"]:
+                known = {"model": plan.model, "protocol": plan.protocol, "done": True}
+                known["arguments"] = plan.arguments(Job(_NAMES[each["method"]], each["seed"]))
+                results.append(Result.from_dict({**each, **known, "origin": content["origins"][each["origin"]]}))
+                if not results[-1].domains and results[-1].measured is None:
+                    raise ValueError(f"{each['method']} has no numbers")
+            cases.append(Case(stored["row"], plan, stored["column"], stored["x"], results=results))
+        return cls(content["recipe"], content["title"], content["scale"], content["command"], cases)
 
     @classmethod
     def read(cls, file: Path) -> Numbers:
         """Read a file, or raise an error that names it."""
         try:
-            content = json.loads(file.read_text())
-            cases = [Case.from_dict(case, content["origins"]) for case in content["cases"]]
-            if not cases:
-                raise ValueError("it has no case")
-            return cls(*(content[name] for name in ("recipe", "title", "scale", "command")), cases)
+            numbers = cls.parse(file.read_text())
         except IsADirectoryError as error:
             raise PlanError(f"{file} is a folder: name the file of numbers in it, such as lifelong.json") from error
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise PlanError(f"{file} is damaged, or holds no numbers of a recipe ({error!r})") from error
+        if not numbers.cases:
+            raise PlanError(f"{file} is damaged, or holds no numbers of a recipe (it has no case)")
+        return numbers
 
 
 # Measuring
@@ -201,8 +182,8 @@ def reproduce(
     for case in recipe.plans(scale):
         run = Run(case.plan, case.folder(out, recipe.name), first.get(case.plan.model))
         first.setdefault(case.plan.model, run)
-        cases.append(_carried_out(case, run, case.due(scale), on_case))
-    cases = [case for case in cases if case.found]
+        cases.append(_carry_out(case, run, case.due(scale), on_case))
+    cases = [case for case in cases if case.results]
     if not cases:
         asked = ", ".join([*scale.only, *scale.within])
         raise PlanError(f"{recipe.name} has nothing to show: it does not run {asked}")
@@ -240,95 +221,66 @@ def side_by_side(
 
 
 def _start_process(threads: int) -> None:
-    """Limit a process to its share of threads, and its compiler to itself."""
+    """Limit a process to its share of threads, and its compiler to one."""
     torch.set_num_threads(threads)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
 def _one_job(case: Case, folder: Path, job: Job) -> None:
     alone = replace(case, plan=replace(case.plan, methods=(job.method,), seeds=(job.seed,)))
-    _carried_out(alone, Run(case.plan, folder), [job], None)
+    _carry_out(alone, Run(case.plan, folder), [job], None)
 
 
-def _carried_out(
-    case: Case, run: Run, due: Sequence[Job], on_case: Callable[[Case, int, Run], Tick] | None
-) -> Case:
-    """Return the case with what is there and, of the jobs that are due, what was missing."""
+def _carry_out(case: Case, run: Run, due: Sequence[Job], on_case: Callable[[Case, int, Run], Tick] | None) -> Case:
+    """Measure the jobs that are due and missing; return the case with all results that are there."""
     jobs = [*case.plan.jobs()]
-    find = _find_result if case.measure is None else _find_measurement
-    there: dict[Job, Any] = {job: found for job in jobs if (found := find(run, job)) is not None}
+    there = {job: result for job in jobs if (result := run.folder.find(job)[0]) is not None and result.done}
     if missing := [job for job in due if job not in there]:
         run.check()
         tick = (lambda _: None) if on_case is None else on_case(case, len(missing), run)
         for job in missing:
             if case.measure is None:
-                there[job] = run.do(job, lambda moment, score: tick(f"{moment.domain}: {100 * score:.0f} %"))
+                there[job] = run.do(job, lambda batch, score: tick(f"{batch.domain}: {100 * score:.0f} %"))
             else:
                 there[job] = _measure(case.measure, run, job, tick)
-    found = [there[job] for job in jobs if job in there]
-    return replace(case, results=found) if case.measure is None else replace(case, measured=found)
+    return replace(case, results=[there[job] for job in jobs if job in there])
 
 
-def _find_result(run: Run, job: Job) -> Result | None:
-    result, state = run.folder.find(job)
-    return result if state is None else None
-
-
-def _find_measurement(run: Run, job: Job) -> Measurement | None:
-    file = _file(run, job)
-    if not file.is_file():
-        return None
+def _measure(measure: Measure, run: Run, job: Job, tick: Tick) -> Result:
+    (domain,) = (domain for domain in run.scenario(job.seed).domains if isinstance(domain, Drawn))
+    adapter = run.adapter(job)
+    result = run.start(job, adapter)
     try:
-        found = Measurement(**json.loads(file.read_text()))
-    except (ValueError, TypeError) as error:
-        raise PlanError(f"{file} is damaged ({error}): remove it to measure it again") from error
-    if found.settings != _settings(run.plan, job):
-        raise PlanError(f"{file} was measured under another plan: choose another --out")
-    return found
+        result.measured, result.done = measure(adapter, domain, tick), True
+        run.folder.write(job, adapter, result)
+    finally:
+        adapter.reset()  # the next job starts from the source network
+    return result
 
 
-def _measure(measure: Measure, run: Run, job: Job, tick: Tick) -> Measurement:
-    weights, where = Source(run.network.model).fingerprint(), origin(torch.device(run.plan.device))
-    values = measure(run, job, tick)
-    found = Measurement(job.method, job.seed, values, weights, where, _settings(run.plan, job))
-    write_text(_file(run, job), json.dumps(asdict(found), indent=1) + "\n")
-    return found
-
-
-def _file(run: Run, job: Job) -> Path:
-    """Return the file of a measurement; `acclimate table` must not take it for a result."""
-    return run.folder.path / f"{job.method}.{job.seed}.json"
-
-
-def _settings(plan: Plan, job: Job) -> dict[str, Any]:
-    """Return what a measurement depends on besides the network's weights."""
-    return dict(json.loads(json.dumps({"model": plan.model, **plan.protocol, **plan.arguments(job)})))
-
-
-# Writing
+# Showing
 
 
 def show(recipe: Recipe, numbers: Numbers, out: Path) -> list[Path]:
-    """Write a recipe's tables, figures and numbers, and return their paths."""
+    """Write the file of numbers, and the tables and figures that it gives; return their paths."""
     weights: dict[str, set[str | None]] = {}
     for case in numbers.cases:
-        weights.setdefault(case.plan.model, set()).update(each.weights for each in case.found)
-    if mixed := [model for model, prints in weights.items() if len(prints) > 1]:
+        weights.setdefault(case.plan.model, set()).update(result.weights for result in case.results)
+    if mixed := [model for model, fingerprints in weights.items() if len(fingerprints) > 1]:
         raise PlanError(
             f"{out} would have results of two networks that are both called {mixed[0]}: choose another --out, or "
             "leave one of them out"
         )
-    tables, figures = recipe.show(numbers.cases)
+    text = numbers.text()
+    tables, figures = recipe.show(Numbers.parse(text).cases)
     if published := paper_table_of(recipe.name):
         tables = tables | {"paper": published}
-    written = [*_written(recipe.name, tables, figures, out)]
     file = out / f"{recipe.name}.json"
-    write_text(file, numbers.text())
-    return [*written, file]
+    write_text(file, text)
+    return [*_written(recipe.name, tables, figures, out), file]
 
 
-def _written(name: str, tables: Mapping[str, Any], figures: Mapping[str, Figure], out: Path) -> Iterator[Path]:
-    out.mkdir(parents=True, exist_ok=True)
+def _written(name: str, tables: Mapping[str, Table], figures: Mapping[str, Figure], out: Path) -> Iterator[Path]:
     for part, (header, rows) in tables.items():
         notes = legend(row[0] for row in rows if "(paper" in row[0])
         for suffix, layout in ((".md", "markdown"), (".csv", "csv"), (".tex", "latex")):
@@ -346,31 +298,29 @@ def _written(name: str, tables: Mapping[str, Any], figures: Mapping[str, Figure]
 
 
 def join(files: Sequence[Path]) -> Numbers:
-    """Join files of one recipe, such as methods that were measured apart; what two files have is taken from the later."""
+    """Join files of one recipe, such as methods measured apart; where two files overlap, the later one counts."""
     every = [Numbers.read(file) for file in files]
     for what in ("recipe", "scale"):
         if len(values := {getattr(numbers, what) for numbers in every}) > 1:
             raise PlanError(f"these are files of two {what}s, {' and '.join(sorted(values))}: join those of one")
-    places: dict[tuple[Any, ...], list[Case]] = {}
+    places: dict[Any, dict[tuple[str, int], tuple[Case, Result]]] = {}
     for case in (case for numbers in every for case in numbers.cases):
-        own = places.setdefault((case.row, case.column, case.x), [])
-        own[:] = [*_without(own, case), case]
+        own = places.setdefault(case.place, {})
+        for before, _ in own.values():
+            _check_protocol(before, case)
+        for result in case.results:
+            own.pop((result.method, result.seed), None)
+            own[result.method, result.seed] = case, result
     command = " && ".join(dict.fromkeys(numbers.command for numbers in every))
     return replace(every[-1], command=command, cases=[case for own in places.values() for case in _by_plan(own)])
 
 
-def _without(before: Sequence[Case], case: Case) -> Iterator[Case]:
-    """Yield cases at the same place without what the later `case` measured again."""
-    again = {(each.method, each.seed) for each in case.found}
-    mine = _compared(case.plan)
-    for one in before:
-        theirs = _compared(one.plan)
-        if differs := [name for name in ("model", "preset", *PROTOCOL) if mine[name] != theirs[name]]:
-            values = f"{differs[0]} is {theirs[differs[0]]!r} and {mine[differs[0]]!r}"
-            raise PlanError(f"{case.row} was measured in two ways: {values}")
-        kept = one.keeping(lambda each: (each.method, each.seed) not in again)
-        if kept.found:
-            yield kept
+def _check_protocol(one: Case, other: Case) -> None:
+    theirs, mine = _compared(one.plan), _compared(other.plan)
+    for name in ("model", "preset", *PROTOCOL):
+        if theirs[name] != mine[name]:
+            values = f"{name} is {theirs[name]!r} and {mine[name]!r}"
+            raise PlanError(f"{one.row} was measured in two ways: {values}")
 
 
 def _compared(plan: Plan) -> dict[str, Any]:
@@ -382,28 +332,25 @@ _MAY_DIFFER = ("methods", "seeds", "device", "workers", "cache")
 """Fields of a plan that may differ between files; devices are compared by their names in the origins."""
 
 
-def _by_plan(cases: Sequence[Case]) -> list[Case]:
-    """Merge cases of the same plan; all seeds of a method must have one plan and one kind of device."""
-    plans: dict[str, Case] = {}
-    for case in cases:
-        key = json.dumps({name: value for name, value in _compared(case.plan).items() if name not in _MAY_DIFFER})
-        plans[key] = _merged(plans[key], case) if key in plans else case
+def _by_plan(place: Mapping[tuple[str, int], tuple[Case, Result]]) -> Iterator[Case]:
+    """Yield one case per plan; all seeds of a method must have one plan, one kind of device and one torch."""
+    plans: dict[str, list[tuple[Case, Result]]] = {}
     ways: dict[str, set[tuple[str, ...]]] = {}
-    for key, case in plans.items():
-        for each in case.found:
-            way = (key, *(str(each.origin.get(what)) for what in ("device", "torch")))
-            ways.setdefault(each.method, set()).add(way)
+    for case, result in place.values():
+        plan = json.dumps({name: value for name, value in _compared(case.plan).items() if name not in _MAY_DIFFER})
+        plans.setdefault(plan, []).append((case, result))
+        way = (plan, *(str(result.origin.get(what)) for what in ("device", "torch")))
+        ways.setdefault(result.method, set()).add(way)
     if mixed := [method for method, own in ways.items() if len(own) > 1]:
         raise PlanError(
             f"seeds of {', '.join(mixed)} were measured in two ways, such as with two engines, devices or versions of "
             "torch: do not average them"
         )
-    return [*plans.values()]
-
-
-def _merged(one: Case, other: Case) -> Case:
-    both: dict[str, Any] = {
-        name: tuple(dict.fromkeys((*getattr(one.plan, name), *getattr(other.plan, name)))) for name in ("methods", "seeds")
-    }
-    results, measured = [*one.results, *other.results], [*one.measured, *other.measured]
-    return replace(other, plan=replace(other.plan, **both), results=results, measured=measured)
+    for pairs in plans.values():
+        last = pairs[-1][0]
+        methods, seeds = (
+            tuple(dict.fromkeys(value for case, _ in pairs for value in getattr(case.plan, name)))
+            for name in ("methods", "seeds")
+        )
+        plan_of_all = replace(last.plan, methods=methods, seeds=seeds)
+        yield replace(last, plan=plan_of_all, results=[result for _, result in pairs])

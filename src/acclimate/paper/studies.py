@@ -1,10 +1,12 @@
-"""Measurements of the paper other than accuracy along a stream. Each takes a run and a job and returns plain data."""
+"""Measurements of the paper other than accuracy along a stream.
+
+Each takes an adapter and one domain and returns plain data; the caller resets the adapter.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -14,8 +16,6 @@ from torch import Generator, Tensor, nn
 
 from ..bench.metrics import Scores
 from ..bench.own_networks import DropPath
-from ..bench.plan import Job
-from ..bench.run import Run
 from ..bench.stream import Drawn
 from ..core.adapter import Adapter
 from ..core.record import Step
@@ -27,139 +27,124 @@ from .reproduce import Tick
 __all__ = ["boundary", "divergence", "entropy_share", "held_out", "indicator", "selected", "several_steps"]
 
 
-def several_steps(run: Run, job: Job, tick: Tick, *, steps: int) -> dict[str, Any]:
+def several_steps(adapter: Adapter, domain: Drawn, tick: Tick, *, steps: int) -> dict[str, Any]:
     """Adapt to each batch several times and score the last prediction, as the released programs do."""
     scores = Scores()
-    with _adapter(run, job) as adapter:
-        for x, y in _domain(run, job).on(adapter.device):
-            for _ in range(steps):
-                logits = adapter(x)
-            scores.update(logits, y)
-            tick(f"{steps} steps")
+    for x, y in domain.on(adapter.device):
+        for _ in range(steps):
+            logits = adapter(x)
+        scores.update(logits, y)
+        tick(f"{steps} steps")
     return _scored(scores)
 
 
-def held_out(run: Run, job: Job, tick: Tick) -> dict[str, Any]:
+def held_out(adapter: Adapter, domain: Drawn, tick: Tick) -> dict[str, Any]:
     """Adapt to 80 % of a domain and score the rest along the way, without learning from it."""
-    domain = _domain(run, job)
     cut = len(domain.picks) * 4 // 5
     stream = replace(domain, picks=domain.picks[:cut])
     rest = replace(domain, name=f"{domain.name}, held out", picks=domain.picks[cut:])  # with noise of its own
     every = max(1, round(len(stream) * 75 / 625))  # the paper's 75 of 625 batches
-    found: dict[str, Any] = {"batches": [], "accuracy": [], "ece": []}
-
-    def look(batches: int) -> None:
-        for name, value in {"batches": batches, **_scored(_score(adapter, rest))}.items():
-            found[name].append(value)
-
-    with _adapter(run, job) as adapter:
-        for batch, (x, _) in enumerate(stream.on(adapter.device)):
-            if batch % every == 0:
-                look(batch)
-            adapter(x)
-            tick("80 % of it")
-        look(len(stream))
-    return found
+    looks = []
+    for batch, (x, _) in enumerate(stream.on(adapter.device)):
+        if batch % every == 0:
+            looks.append({"batches": batch, **_scored(_score(adapter, rest))})
+        adapter(x)
+        tick("80 % of it")
+    looks.append({"batches": len(stream), **_scored(_score(adapter, rest))})
+    return {name: [look[name] for look in looks] for name in looks[0]}
 
 
-def indicator(run: Run, job: Job, tick: Tick) -> dict[str, Any]:
-    """Count the samples on which network and sub-network disagree, and how many of them the sub-network has wrong."""
-    domain = _domain(run, job)
+def indicator(adapter: Adapter, domain: Drawn, tick: Tick) -> dict[str, Any]:
+    """Count the samples on which network and sub-network disagree, and the share that the sub-network has wrong."""
+    if not isinstance(adapter, EATAC):
+        raise TypeError(f"the indicator needs EATA-C, and the method is {type(adapter).__name__}")
     every = max(1, round(len(domain) * 150 / 782))  # the paper's 150 of 782 batches
-    found: dict[str, Any] = {"batches": [], "accuracy": [], "uncertain": [], "right": []}
+    looks: list[dict[str, float]] = []
+    for batch, (x, _) in enumerate(domain.on(adapter.device)):
+        if batch % every == 0 and len(looks) < 6:
+            looks.append({"batches": batch, **_disagreement(adapter, domain)})
+        adapter(x)
+        tick("disagreement")
+    return {name: [look[name] for look in looks] for name in looks[0]}
 
-    def look(adapter: EATAC, batches: int) -> None:
-        disagreed = wrong = correct = seen = 0
-        snapshot = adapter.snapshot()
-        for x, y in domain.on(adapter.device):
-            full, sub = (logits.argmax(1) for logits in _opinions(adapter, x))
-            differs, missed = full != sub, sub != y.to(sub.device)
-            disagreed, wrong = disagreed + int(differs.sum()), wrong + int((differs & missed).sum())
-            correct, seen = correct + int((~missed).sum()), seen + len(y)
-        adapter.restore(snapshot)
-        values = (batches, correct / seen, disagreed, wrong / max(disagreed, 1))
-        for name, value in zip(found, values, strict=True):
-            found[name].append(value)
 
-    with _adapter(run, job) as adapter:
-        if not isinstance(adapter, EATAC):
-            raise TypeError(f"the indicator needs EATA-C, and the method is {type(adapter).__name__}")
-        for batch, (x, _) in enumerate(domain.on(adapter.device)):
-            if batch % every == 0 and len(found["batches"]) < 6:
-                look(adapter, batch)
-            adapter(x)
-            tick("disagreement")
-    return found
+def _disagreement(adapter: EATAC, domain: Drawn) -> dict[str, float]:
+    disagreed = wrong = correct = seen = 0
+    snapshot = adapter.snapshot()
+    for x, y in domain.on(adapter.device):
+        full, sub = (logits.argmax(1) for logits in _opinions(adapter, x))
+        differs, missed = full != sub, sub != y.to(sub.device)
+        disagreed, wrong = disagreed + int(differs.sum()), wrong + int((differs & missed).sum())
+        correct, seen = correct + int((~missed).sum()), seen + len(y)
+    adapter.restore(snapshot)
+    return {"accuracy": correct / seen, "uncertain": disagreed, "right": wrong / max(disagreed, 1)}
 
 
 def entropy_share(
-    run: Run, job: Job, tick: Tick, *, which: Literal["highest", "lowest"], percent: float
+    adapter: Adapter, domain: Drawn, tick: Tick, *, which: Literal["highest", "lowest"], percent: float
 ) -> dict[str, Any]:
     """Adapt to the share of samples with the highest or lowest entropy, then score all samples without learning."""
-    domain = _domain(run, job)
-    with _adapter(run, job) as adapter:
-        entropies = torch.cat([entropy(_predict_only(adapter, x)).cpu() for x, _ in domain.on(adapter.device)])
-        order = entropies.argsort(descending=which == "highest")[: round(len(entropies) * percent / 100)]
-        chosen = torch.zeros(len(entropies), dtype=torch.bool)
-        chosen[order] = True
-        for x in _chosen(domain, chosen, adapter.device):
-            adapter(x)
-            tick(f"{percent:g} % with the {which} entropy")
-        return _scored(_score(adapter, domain))
+    entropies = torch.cat([entropy(_predict_only(adapter, x)).cpu() for x, _ in domain.on(adapter.device)])
+    order = entropies.argsort(descending=which == "highest")[: round(len(entropies) * percent / 100)]
+    chosen = torch.zeros(len(entropies), dtype=torch.bool)
+    chosen[order] = True
+    for x in _chosen(domain, chosen, adapter.device):
+        adapter(x)
+        tick(f"{percent:g} % with the {which} entropy")
+    return _scored(_score(adapter, domain))
 
 
-def divergence(run: Run, job: Job, tick: Tick, *, drop: float = 0.2) -> dict[str, Any]:
+def divergence(adapter: Adapter, domain: Drawn, tick: Tick, *, drop: float = 0.2) -> dict[str, Any]:
     """Score a stream and average KL(ŷ ‖ ŷ_sub) over all samples, with the time and memory of the adaptation."""
-    generator = Generator().manual_seed(job.seed)
+    generator = Generator().manual_seed(adapter.seed)
     divergences: list[Tensor] = []
     scores, seconds = Scores(), 0.0
-    with _adapter(run, job) as adapter:
-        cuda = adapter.device.type == "cuda"
+    cuda = adapter.device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(adapter.device)
+    for x, y in domain.on(adapter.device):
+        full = _predict_only(adapter, x)
+        with subnetwork(adapter.model, drop=drop, generator=generator):
+            sub = _predict_only(adapter, x)
+        log_p, log_q = full.log_softmax(1), sub.log_softmax(1)
+        divergences.append(F.kl_div(log_q, log_p, log_target=True, reduction="none").sum(1))
+        start = time.perf_counter()
+        logits = adapter(x)
         if cuda:
-            torch.cuda.reset_peak_memory_stats(adapter.device)
-        for x, y in _domain(run, job).on(adapter.device):
-            full = _predict_only(adapter, x)
-            with subnetwork(adapter.model, drop=drop, generator=generator):
-                sub = _predict_only(adapter, x)
-            log_p, log_q = full.log_softmax(1), sub.log_softmax(1)
-            divergences.append(F.kl_div(log_q, log_p, log_target=True, reduction="none").sum(1))
-            start = time.perf_counter()
-            logits = adapter(x)
-            if cuda:
-                torch.cuda.synchronize(adapter.device)
-            seconds += time.perf_counter() - start
-            scores.update(logits, y)
-            tick("divergence")
-        peak = torch.cuda.max_memory_allocated(adapter.device) / 2**20 if cuda else None
+            torch.cuda.synchronize(adapter.device)
+        seconds += time.perf_counter() - start
+        scores.update(logits, y)
+        tick("divergence")
+    peak = torch.cuda.max_memory_allocated(adapter.device) / 2**20 if cuda else None
     loss = float(torch.cat(divergences).mean())
     return {"loss": loss, **_scored(scores), "seconds": seconds, "gpu_memory": peak}
 
 
-def selected(run: Run, job: Job, tick: Tick, *, most: int = 8) -> dict[str, Any]:
+def selected(adapter: Adapter, domain: Drawn, tick: Tick, *, most: int = 8) -> dict[str, Any]:
     """Return images that the source network's selection keeps and images that it removes, with their confidences."""
-    kept: list[tuple[float, Tensor]] = []
-    removed: list[tuple[float, Tensor]] = []
-    with _adapter(run, job) as adapter:
-        select = getattr(adapter, "select", None)
-        if select is None:
-            raise TypeError(f"{type(adapter).__name__} does not select samples")
-        for x, _ in _domain(run, job).on(adapter.device):
-            logits = _predict_only(adapter, x)
-            confidences = logits.softmax(1).amax(1).tolist()
-            for image, confidence, keep in zip(x, confidences, select(logits) > 0, strict=True):
-                (kept if keep else removed).append((confidence, image))
-            tick("selection")
-            if min(len(kept), len(removed)) >= most:
-                break
-    return {
-        name: {"confidence": [c for c, _ in few[:most]], "images": [_thumbnail(image) for _, image in few[:most]]}
-        for name, few in (("selected", kept), ("removed", removed))
+    select = getattr(adapter, "select", None)
+    if select is None:
+        raise TypeError(f"{type(adapter).__name__} does not select samples")
+    found: dict[str, dict[str, list[Any]]] = {
+        name: {"confidence": [], "images": []} for name in ("selected", "removed")
     }
+    for x, _ in domain.on(adapter.device):
+        logits = _predict_only(adapter, x)
+        confidences = logits.softmax(1).amax(1).tolist()
+        for image, confidence, keep in zip(x, confidences, select(logits) > 0, strict=True):
+            few = found["selected" if keep else "removed"]
+            if len(few["images"]) < most:
+                few["confidence"].append(confidence)
+                few["images"].append(_thumbnail(image))
+        tick("selection")
+        if all(len(few["images"]) == most for few in found.values()):
+            break
+    return found
 
 
-def boundary(run: Run, job: Job, tick: Tick) -> dict[str, Any]:  # noqa: ARG001
+def boundary(adapter: Adapter, domain: Drawn, tick: Tick) -> dict[str, Any]:  # noqa: ARG001
     """Train a small network on two moons and map where its sub-networks disagree with it."""
-    generator = Generator().manual_seed(job.seed)
+    generator = Generator().manual_seed(adapter.seed)
     angle = torch.pi * torch.rand(200, generator=generator)
     moons = torch.stack(
         [torch.stack([angle.cos(), angle.sin()], 1), torch.stack([1 - angle.cos(), 0.5 - angle.sin()], 1)]
@@ -167,7 +152,7 @@ def boundary(run: Run, job: Job, tick: Tick) -> dict[str, Any]:  # noqa: ARG001
     points = (moons + 0.15 * torch.randn(moons.shape, generator=generator)).flatten(0, 1)
     classes = torch.arange(2).repeat_interleave(200)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(job.seed)
+        torch.manual_seed(adapter.seed)
         net = _Plane()
         optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
         for _ in range(300):
@@ -213,20 +198,6 @@ class _Plane(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.blocks(self.stem(x)))
         return logits
-
-
-def _domain(run: Run, job: Job) -> Drawn:
-    (domain,) = (d for d in run.scenario(job.seed).domains if isinstance(d, Drawn))
-    return domain
-
-
-@contextmanager
-def _adapter(run: Run, job: Job) -> Iterator[Adapter]:
-    adapter = run.adapter(job)
-    try:
-        yield adapter
-    finally:
-        adapter.reset()
 
 
 def _chosen(domain: Drawn, chosen: Tensor, device: torch.device) -> Iterator[Tensor]:
