@@ -1,4 +1,4 @@
-"""Every layout on small folders made here: whole, missing, half unpacked, broken."""
+"""Every layout of files on small folders: complete, missing, partly unpacked, broken."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def class_folder(root: Path, classes: int = 3, each: int = 4, suffix: str = "JPE
     return root
 
 
-def test_a_folder_is_read_as_bytes_with_its_labels(tmp_path: Path) -> None:
+def test_image_folder_returns_bytes_and_labels(tmp_path: Path) -> None:
     images = ImageFolder(class_folder(tmp_path, suffix="png"), Preprocess(32, 28))
     assert len(images) == 12
     assert images.labels == [0] * 4 + [1] * 4 + [2] * 4
@@ -46,18 +46,18 @@ def test_a_folder_is_read_as_bytes_with_its_labels(tmp_path: Path) -> None:
     assert label == 1
 
 
-def test_preprocessing_is_resize_and_centre_crop(tmp_path: Path) -> None:
+def test_preprocess_resizes_and_crops_the_centre(tmp_path: Path) -> None:
     picture(tmp_path / "a.png", size=(60, 40))
     whole = read_image(tmp_path / "a.png", Preprocess())
     assert whole.shape == (3, 40, 60)
     assert torch.equal(read_image(tmp_path / "a.png", Preprocess(None, 20)), whole[:, 10:30, 20:40])
     assert read_image(tmp_path / "a.png", Preprocess(20, None)).shape == (3, 20, 30)
-    with pytest.raises(DataError, match="60×40: too small for a crop of 64"):
+    with pytest.raises(DataError, match="60×40 .* crop of 64"):
         read_image(tmp_path / "a.png", Preprocess(None, 64))
 
 
 @pytest.mark.parametrize("size", [(500, 334), (640, 427), (300, 257), (375, 500), (513, 400)])
-def test_resize_and_crop_are_torchvisions(size: tuple[int, int], tmp_path: Path) -> None:
+def test_resize_and_crop_match_torchvision(size: tuple[int, int], tmp_path: Path) -> None:
     import torchvision.transforms as tv
 
     picture(tmp_path / "a.png", size=size)
@@ -69,41 +69,41 @@ def test_resize_and_crop_are_torchvisions(size: tuple[int, int], tmp_path: Path)
     assert squashed.shape == (3, 64, 64)
 
 
-def test_greys_of_16_bits_and_hidden_files(tmp_path: Path) -> None:
+def test_16_bit_grey_and_hidden_files(tmp_path: Path) -> None:
     ramp = np.linspace(0, 65535, 40 * 40).astype(np.uint16).reshape(40, 40)
     (tmp_path / "c").mkdir()
     Image.fromarray(ramp).save(tmp_path / "c" / "deep.png")
-    (tmp_path / "c" / "._deep.png").write_bytes(b"a Mac's")
+    (tmp_path / "c" / "._deep.png").write_bytes(b"written by macOS")
     images = ImageFolder(tmp_path)
     assert len(images) == 1
     assert abs(float(images[0][0].float().mean()) - 127) < 2
 
 
-def test_a_truncated_jpeg_is_named(tmp_path: Path) -> None:
+def test_broken_image_is_named(tmp_path: Path) -> None:
     class_folder(tmp_path)
     broken = tmp_path / "n00000001" / "val_12.JPEG"
     broken.write_bytes(broken.read_bytes()[:200])
     images = ImageFolder(tmp_path)
-    with pytest.raises(DataError, match=r"val_12\.JPEG cannot be read .* Fetch it again, or remove it"):
+    with pytest.raises(DataError, match=r"val_12\.JPEG cannot be read .* remove it"):
         images[6]
     broken.write_bytes(b"no image")
     with pytest.raises(DataError, match="cannot be read"):
         images[6]
 
 
-def test_missing_and_half_unpacked_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no folder .*nowhere/data .*as far as .* it exists"):
+def test_missing_packed_and_partly_unpacked_folders(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no folder .*nowhere/data.* as far as"):
         ImageFolder(tmp_path / "nowhere" / "data")
     (tmp_path / "file.tar").write_bytes(b"")
-    with pytest.raises(DataError, match="is a file, not a folder. Unpack it"):
+    with pytest.raises(DataError, match="is a file, not a folder"):
         ImageFolder(tmp_path / "file.tar")
-    with pytest.raises(DataError, match=r"has no class folder; file\.tar lies there packed: unpack it"):
+    with pytest.raises(DataError, match=r"no class folder: unpack file\.tar"):
         ImageFolder(tmp_path)
     class_folder(tmp_path / "set")
-    with pytest.raises(DataError, match="has 3 class folders and should have 1000: only partly unpacked"):
+    with pytest.raises(DataError, match="has 3 class folders, expected 1000"):
         ImageNet(tmp_path / "set").clean()
     (tmp_path / "set" / "n00000009").mkdir()
-    with pytest.raises(DataError, match="n00000009 has no image: only partly unpacked"):
+    with pytest.raises(DataError, match="n00000009 has no image"):
         ImageFolder(tmp_path / "set")
 
 
@@ -114,7 +114,7 @@ def imagenet_c(root: Path, shifts: tuple[str, ...] = BENCHMARK, each: int = 4) -
     return root
 
 
-def test_imagenet_c_in_its_layout(tmp_path: Path) -> None:
+def test_imagenet_c_layout(tmp_path: Path) -> None:
     root = imagenet_c(tmp_path / "c")
     suite = ImageNetC(root, Preprocess(None, 32), clean=class_folder(tmp_path / "val"), whole=False)
     assert suite.shifts == BENCHMARK
@@ -125,13 +125,13 @@ def test_imagenet_c_in_its_layout(tmp_path: Path) -> None:
     assert len(suite.clean().images) == 12
     with pytest.raises(DataError, match=r"there is no folder .*fog/3"):
         suite.part("fog", 3)
-    with pytest.raises(DataError, match="should have 1000"):
+    with pytest.raises(DataError, match="expected 1000"):
         ImageNetC(root).part("fog", 5)
-    with pytest.raises(DataError, match="no clean images: name ImageNet's validation folder"):
+    with pytest.raises(DataError, match="no clean images"):
         ImageNetC(root, whole=False).clean()
 
 
-def test_a_fixed_list_is_the_same_for_every_corruption(tmp_path: Path) -> None:
+def test_fixed_list_is_the_same_for_every_corruption(tmp_path: Path) -> None:
     suite = ImageNetC(imagenet_c(tmp_path, each=9), each=5, whole=False)
     lists = [[path.name for path in suite.part(shift, 5).images.paths] for shift in ("fog", "snow")]
     assert lists[0] == lists[1]
@@ -139,26 +139,26 @@ def test_a_fixed_list_is_the_same_for_every_corruption(tmp_path: Path) -> None:
     assert suite.part("fog", 5).images.labels == [0] * 5 + [1] * 5 + [2] * 5
 
 
-def test_imagenet_c_that_is_not_all_there(tmp_path: Path) -> None:
+def test_imagenet_c_with_missing_corruptions(tmp_path: Path) -> None:
     imagenet_c(tmp_path / "some", ("fog", "snow"))
-    with pytest.raises(DataError, match="lacks gaussian_noise, .* not all of its archives are unpacked"):
+    with pytest.raises(DataError, match="lacks gaussian_noise, "):
         ImageNetC(tmp_path / "some")
     assert ImageNetC(tmp_path / "some", whole=False).shifts == ("snow", "fog")
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / "noise.tar").write_bytes(b"")
-    with pytest.raises(DataError, match=r"has none of its corruptions: unpack noise\.tar"):
+    with pytest.raises(DataError, match=r"no corruption: unpack noise\.tar"):
         ImageNetC(tmp_path / "packed")
 
 
-def test_imagenet_r_and_its_classes(tmp_path: Path) -> None:
+def test_imagenet_r_layout_and_classes(tmp_path: Path) -> None:
     from importlib.resources import files
 
     assert len(set(RENDITIONS)) == 200
-    told = files("timm.data") / "_info"
-    everything, renditions = ((told / f"{n}_synsets.txt").read_text().split() for n in ("imagenet", "imagenet_r"))
+    lists = files("timm.data") / "_info"
+    everything, renditions = ((lists / f"{n}_synsets.txt").read_text().split() for n in ("imagenet", "imagenet_r"))
     assert [everything.index(name) for name in sorted(renditions)] == list(RENDITIONS)
     class_folder(tmp_path)
-    with pytest.raises(DataError, match="has 3 class folders and should have 200"):
+    with pytest.raises(DataError, match="3 class folders, expected 200"):
         ImageNetR(tmp_path).part("renditions", 5)
     suite = ImageNetR(tmp_path, Preprocess(32, 32), whole=False)
     assert len(suite.part("renditions", 5).images) == 12
@@ -177,7 +177,7 @@ def cifar(root: Path, shifts: tuple[str, ...] = ("fog", "snow"), each: int = 6) 
     return root
 
 
-def test_cifar_c_in_its_layout(tmp_path: Path) -> None:
+def test_cifar_c_layout(tmp_path: Path) -> None:
     suite = CIFARC(cifar(tmp_path))
     assert suite.shifts == ("snow", "fog")
     images = suite.part("fog", 2).images
@@ -190,14 +190,14 @@ def test_cifar_c_in_its_layout(tmp_path: Path) -> None:
         suite.clean()
 
 
-def test_cifar_c_that_is_broken(tmp_path: Path) -> None:
+def test_broken_cifar_c(tmp_path: Path) -> None:
     cifar(tmp_path)
     whole = (tmp_path / "fog.npy").read_bytes()
     (tmp_path / "fog.npy").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"fog\.npy cannot be read .* Fetch it again"):
+    with pytest.raises(DataError, match=r"fog\.npy cannot be read"):
         CIFARC(tmp_path).part("fog", 1)
     np.save(tmp_path / "fog.npy", np.zeros((3, 3)))
-    with pytest.raises(DataError, match="not images of"):
+    with pytest.raises(DataError, match="expected uint8 images"):
         CIFARC(tmp_path).part("fog", 1)
     with pytest.raises(DataError, match=r"has no gaussian_noise\.npy"):
         CIFARC(class_folder(tmp_path / "other"))
@@ -213,7 +213,7 @@ def test_corruption_on_the_fly(tmp_path: Path) -> None:
     assert suite.clean().change is None
 
 
-def test_suites_by_name(tmp_path: Path) -> None:
+def test_open_suite_by_name(tmp_path: Path) -> None:
     class_folder(tmp_path)
     assert len(open_suite("digits").clean().images) == 2000
     assert len(open_suite(f"folder:{tmp_path}", Preprocess(32, 32)).clean().images) == 12
@@ -226,15 +226,15 @@ def test_suites_by_name(tmp_path: Path) -> None:
     assert open_suite("digits").like == "imagenet-c"
     with pytest.raises(DataError, match="ImageNet-C has no clean images"):
         open_suite(f"corrupted:imagenet-c:{imagenet_c(tmp_path / 'c')}")
-    with pytest.raises(DataError, match=f"no data set 'magic': expected one of {', '.join(SUITES)}"):
+    with pytest.raises(DataError, match=f"'magic': expected one of {', '.join(SUITES)}"):
         open_suite("magic")
-    with pytest.raises(DataError, match="imagenet-c needs a folder: imagenet-c:FOLDER"):
+    with pytest.raises(DataError, match="needs a folder: imagenet-c:FOLDER"):
         open_suite("imagenet-c")
     with pytest.raises(DataError, match="there is no folder"):
         open_suite(f"imagenet-c-5k:{tmp_path / 'no'}")
 
 
-def test_images_of_one_array_are_read_a_batch_at_a_time(tmp_path: Path) -> None:
+def test_images_in_one_array_are_read_in_batches(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     np.save(tmp_path / "labels.npy", np.arange(50) % 10)
     for shift in ("fog", "contrast"):
@@ -255,13 +255,13 @@ def test_images_of_one_array_are_read_a_batch_at_a_time(tmp_path: Path) -> None:
             assert int(y[row]) == label
 
 
-def test_what_is_kept_decoded_is_what_is_read(tmp_path: Path) -> None:
-    images = ImageFolder(class_folder(tmp_path / "set"), Preprocess(36, 29))  # 2,523 bytes: no multiple of eight
-    fresh = [images[place] for place in range(len(images))]
-    for time in range(2):
+def test_cached_images_equal_decoded_images(tmp_path: Path) -> None:
+    images = ImageFolder(class_folder(tmp_path / "set"), Preprocess(36, 29))  # 2,523 bytes: not a multiple of eight
+    fresh = [images[index] for index in range(len(images))]
+    for attempt in range(2):
         kept = Decoded(images, tmp_path / "cache")
         x, y = kept.rows([7, 0, 7])
-        assert torch.equal(x, torch.stack([fresh[place][0] for place in (7, 0, 7)])), time
+        assert torch.equal(x, torch.stack([fresh[index][0] for index in (7, 0, 7)])), attempt
         assert y.tolist() == [1, 0, 1]
         assert torch.equal(kept[3][0], fresh[3][0])
         assert kept[3][1] == 0
@@ -269,26 +269,26 @@ def test_what_is_kept_decoded_is_what_is_read(tmp_path: Path) -> None:
     assert len([*(tmp_path / "cache").iterdir()]) == 2
 
 
-def test_an_image_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_image_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = ImageFolder(class_folder(tmp_path / "set"), Preprocess(36, 32))
     opened: list[Path] = []
     monkeypatch.setattr(folders, "read_image", lambda path, how: opened.append(path) or read_image(path, how))
     kept = Decoded(images, tmp_path / "cache")
-    stream = Drawn("all", [Part(kept)], [(0, place) for place in range(12)], batch_size=5)
+    stream = Drawn("all", [Part(kept)], [(0, index) for index in range(12)], batch_size=5)
     first, again = ([x for x, _ in stream.on("cpu")] for _ in range(2))
     assert sorted(opened) == sorted(images.paths)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     Decoded(images, tmp_path / "cache").rows(range(12))
-    assert len(opened) == 12, "nor by another process"
+    assert len(opened) == 12, "a second reader decodes nothing"
     picture(images.paths[0], seed=99)
     Decoded(ImageFolder(tmp_path / "set", Preprocess(36, 32)), tmp_path / "cache").rows([0])
-    assert len(opened) == 13, "another file is another image"
+    assert len(opened) == 13, "a changed file is decoded again"
     Decoded(ImageFolder(tmp_path / "set", Preprocess(40, 32)), tmp_path / "cache").rows([0])
-    assert len(opened) == 14, "and so is another cut of it"
+    assert len(opened) == 14, "and so is another preprocessing"
 
 
 @pytest.mark.parametrize("harm", ["torn", "truncated", "removed"])
-def test_what_was_not_written_to_its_end_is_decoded(harm: str, tmp_path: Path) -> None:
+def test_incomplete_cache_entries_are_decoded_again(harm: str, tmp_path: Path) -> None:
     images = ImageFolder(class_folder(tmp_path / "set"), Preprocess(36, 32))
     kept = Decoded(images, tmp_path / "cache")
     whole, _ = kept.rows(range(12))
@@ -306,11 +306,11 @@ def test_what_was_not_written_to_its_end_is_decoded(harm: str, tmp_path: Path) -
     assert torch.equal(Decoded(images, tmp_path / "cache").rows([5])[0], whole[5:6])
 
 
-def test_workers_fill_one_cache(tmp_path: Path) -> None:
+def test_workers_share_one_cache(tmp_path: Path) -> None:
     spec = f"folder:{class_folder(tmp_path / 'set')}"
     suite = open_suite(spec, Preprocess(36, 32), tmp_path / "cache")
     assert suite.shifts == BENCHMARK
-    assert (suite.name, getattr(suite, "task", "classification")) == ("folder", "classification")
+    assert (suite.name, suite.task) == ("folder", "classification")
     foggy, clean = suite.part("fog", 3), suite.clean()
     assert foggy.images is clean.images
     assert foggy.change is not None
@@ -319,35 +319,35 @@ def test_workers_fill_one_cache(tmp_path: Path) -> None:
     for (x, y), (expected, labels) in zip(*(domain.on("cpu") for domain in domains), strict=True):
         assert torch.equal(x, expected)
         assert torch.equal(y, labels)
-    assert np.fromfile(clean.images.file.with_suffix(".marks"), np.uint64).all(), "each is there now"
+    assert np.fromfile(clean.images.checksums, np.uint64).all(), "every image was written"
 
 
-def test_what_cannot_be_kept_is_read_as_before(tmp_path: Path) -> None:
+def test_images_that_cannot_be_cached_are_passed_through(tmp_path: Path) -> None:
     root = class_folder(tmp_path / "set")
-    uncut = open_suite(f"folder:{root}", Preprocess(), tmp_path / "cache").clean().images
-    assert isinstance(uncut, ImageFolder)
+    uncropped = open_suite(f"folder:{root}", Preprocess(), tmp_path / "cache").clean().images
+    assert isinstance(uncropped, ImageFolder)
     assert not isinstance(open_suite("digits", None, tmp_path / "cache").clean().images, Decoded)
-    with pytest.raises(DataError, match="cut to one size"):
-        Decoded(uncut, tmp_path / "cache")
-    assert not (tmp_path / "cache").exists(), "nothing is made before something is read"
+    with pytest.raises(DataError, match="crop="):
+        Decoded(uncropped, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists(), "the folder is created on the first read"
 
 
-def test_images_that_a_folder_has_no_room_for_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_without_enough_disk_space_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for shift in ("fog", "snow"):
         class_folder(tmp_path / "c" / shift / "5")
     suite = DecodedSuite(ImageNetC(tmp_path / "c", Preprocess(None, 32), whole=False), tmp_path / "cache")
     each = 12 * 3 * 32 * 32
     monkeypatch.setattr(decoded.shutil, "disk_usage", lambda _: SimpleNamespace(free=1.5 * each))
     fog = suite.part("fog", 5).images
-    with pytest.raises(NoRoomError, match=r"0\.0 GB more, decoded.*choose another folder"):
-        suite.part("snow", 5)  # it would fit by itself
-    assert not isinstance(NoRoomError(), ValueError), "which would read as: there are no such images"
+    with pytest.raises(NoRoomError, match=r"0\.0 GB more"):
+        suite.part("snow", 5)  # would fit alone
+    assert not isinstance(NoRoomError(), ValueError), "a ValueError would mean that the images do not exist"
     fog.rows(range(12))
-    assert fog.missing < each / 2
+    assert fog.bytes_to_write < each / 2
     assert fog.file.name.startswith("fog-5-")
 
 
-def test_a_disk_that_fills_up_costs_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_only_costs_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = ImageFolder(class_folder(tmp_path / "set"), Preprocess(36, 32))
     kept = Decoded(images, tmp_path / "cache")
     kept.rows([0])
@@ -364,7 +364,7 @@ def test_a_disk_that_fills_up_costs_time_alone(tmp_path: Path, monkeypatch: pyte
     assert torch.equal(x, torch.stack([images[0][0], images[1][0]]))
 
 
-def test_the_same_pixels_are_kept_once(tmp_path: Path) -> None:
+def test_equal_pixels_share_a_cache_file(tmp_path: Path) -> None:
     root = class_folder(tmp_path / "set")
 
     def file(preprocess: Preprocess) -> Path:
@@ -376,8 +376,8 @@ def test_the_same_pixels_are_kept_once(tmp_path: Path) -> None:
     assert suite.clean().images is suite.part("snow", 2).images
 
 
-def test_a_batch_is_waited_for_and_the_next_one_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of what a GPU is told, with a stand-in for one."""
+def test_next_batch_is_copied_while_this_one_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record the order of stream operations with fake streams and batches."""
     log: list[str] = []
 
     class Batch:
@@ -407,19 +407,19 @@ def test_a_batch_is_waited_for_and_the_next_one_is_on_its_way(monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: main)
     for x, _, _ in _moved([(Batch(name), None, [0]) for name in "abc"], torch.device("cuda")):  # type: ignore[misc]
         log.append(f"work {x.name}")
-    told = "copy a, wait a, used a, copy b, work a, wait b, used b, copy c, work b, wait c, used c, work c"
-    assert log == told.split(", ")
+    expected = "copy a, wait a, used a, copy b, work a, wait b, used b, copy c, work b, wait c, used c, work c"
+    assert log == expected.split(", ")
 
 
 @pytest.mark.gpu
-def test_batches_that_are_copied_beside_the_work_are_whole() -> None:
-    sizes = (3, 30_000_000, 3, 30_000_000, 5)  # large ones are still on their way when they are asked for
+def test_batches_copied_on_a_side_stream_are_complete() -> None:
+    sizes = (3, 30_000_000, 3, 30_000_000, 5)  # large copies are unfinished when the batch is requested
     made = [torch.randint(0, 256, (size,), dtype=torch.uint8).pin_memory() for size in sizes]
     square = torch.rand(4096, 4096, device="cuda")
-    for behind in (False, True):  # or the work is late, and what it reads must not be overwritten
+    for busy in (False, True):  # with a busy device, memory in use must not be overwritten
         found = []
         for x, _, _ in _moved([(x, x, [0]) for x in made], torch.device("cuda")):
-            if behind:
+            if busy:
                 square = (square @ square).clamp(0, 1)
             found.append(x.clone())
         assert all(torch.equal(x.cpu(), y) for x, y in zip(found, made, strict=True))

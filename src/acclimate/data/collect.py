@@ -1,4 +1,4 @@
-"""Unlabelled in-distribution images out of a mixed stream, for the Fisher regulariser."""
+"""Select unlabelled in-distribution images from a mixed stream, for the Fisher regulariser."""
 
 from __future__ import annotations
 
@@ -31,17 +31,25 @@ def collect_in_distribution(
     batch_size: int = 64,
     limit: int | None = None,
 ) -> list[Tensor]:
-    """The `count` images of a stream that look most like what the model was trained on, in batches.
+    """Return, in batches, the `count` images of a stream that look most like the training data.
 
-    The paper collects EATA's source images so, by an out-of-distribution score of the source network: `"energy"`,
-    lse(z) (Liu et al., 2020), or `"confidence"`, the largest softmax probability; both are high in distribution.
-    Images that score below `threshold` are never taken; after `limit` images no more are looked at. The network runs in
-    evaluation mode and is left unchanged. A score is only as good as the network: look at what was collected.
+    The paper collects the source images of EATA in this way. The network runs in evaluation mode and is left unchanged.
+    A score is only as good as the network: look at the images that were collected.
+
+    Args:
+        model: the source network.
+        stream: images, or batches of images.
+        count: how many images to collect at most.
+        score: the out-of-distribution score, high for in-distribution images: `"energy"`, lse(z) (Liu et al., 2020), or
+            `"confidence"`, the largest softmax probability.
+        threshold: never collect images that score below it.
+        batch_size: images per returned batch.
+        limit: stop after this many images of the stream.
     """
     if score not in _SCORES:
         raise ValueError(f"score={score!r}: expected one of {', '.join(map(repr, _SCORES))}")
     if count < 1:
-        raise ValueError(f"count={count}: ask for at least one image")
+        raise ValueError(f"count={count}: expected at least one image")
     images, scores, seen = torch.empty(0), torch.empty(0), 0
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with torch.no_grad(), Normalisation(model).source():
@@ -49,16 +57,16 @@ def collect_in_distribution(
             x = batch.to(device)
             z = _SCORES[score](read_logits(model(x), x))
             value = z.flatten(1).mean(1) if z.dim() > 1 else z
-            worth = value > (scores.min() if len(scores) == count else float("-inf"))
+            keep = value > (scores.min() if len(scores) == count else float("-inf"))
             if threshold is not None:
-                worth &= value >= threshold
-            images = torch.cat([images, x[worth]]) if len(images) else x[worth]
-            scores = torch.cat([scores, value[worth]]) if len(scores) else value[worth]
+                keep &= value >= threshold
+            images = torch.cat([images, x[keep]]) if len(images) else x[keep]
+            scores = torch.cat([scores, value[keep]]) if len(scores) else value[keep]
             scores, best = scores.topk(min(count, len(scores)))
             images = images[best]
             seen += len(x)
             if limit is not None and seen >= limit:
                 break
     if not len(images):
-        raise ValueError("no image was collected: the stream is empty, or threshold is above every score")
+        raise ValueError(f"no image was collected: the stream is empty, or threshold={threshold} is above every score")
     return list(torch.split(images, batch_size))

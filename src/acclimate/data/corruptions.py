@@ -3,15 +3,15 @@
     noisy = corrupt(x, "gaussian_noise", severity=5, generator=g)      # x: (B, C, H, W) in [0, 1]
     noisy = corrupt(x, "gaussian_noise", severity=5, generator=g, like="cifar-c")
 
-Severities 1–5 carry the published parameters, of ImageNet-C whatever the image size, or of CIFAR-10-C, which are milder
-and made for 32 pixels. A generator is asked for, so that a stream can be made again. Results on these are called
+Severities 1 to 5 have the published parameters: those of ImageNet-C, at any image size, or the milder ones of
+CIFAR-10-C, chosen for 32 pixels. An explicit generator makes a stream reproducible. Call results on these images
 ImageNet-C-style, never ImageNet-C: the files of that data set were made with other libraries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -28,17 +28,17 @@ from .filters import (
     zoomed,
 )
 from .jpeg import jpeg
-from .severities import SEVERITIES, Like
+from .severities import Like, parameters_of
 from .textures import drop_shading, grey, ice, noise_like, plasma, tint
 
-__all__ = ["BENCHMARK", "CORRUPTIONS", "EXTRA", "corrupt", "corrupted", "parameters_of"]
+__all__ = ["BENCHMARK", "CORRUPTIONS", "EXTRA", "corrupt", "corrupted"]
 
 Corruption: TypeAlias = Callable[..., Tensor]
-"""Of images, a generator, and parameters that a severity names."""
+"""A function of images, a generator, and the parameters of a severity."""
 
 
 def corrupt(x: Tensor, name: str, severity: int, generator: Generator, *, like: Like = "imagenet-c") -> Tensor:
-    """A corrupted copy of a batch of images in [0, 1], of any size from 28 pixels and any number of channels."""
+    """Return a corrupted copy of images in [0, 1], of at least 28 pixels per side and any number of channels."""
     parameters_of(name, severity, like)
     if x.dim() != 4 or not x.is_floating_point():
         raise ValueError(f"expected floating-point images of shape (B, C, H, W), got {x.dtype} of {tuple(x.shape)}")
@@ -48,21 +48,12 @@ def corrupt(x: Tensor, name: str, severity: int, generator: Generator, *, like: 
 
 
 def corrupted(x: Tensor, name: str, severity: int, generator: Generator, like: Like) -> Tensor:
-    """The same of images that are known to lie in [0, 1]: nothing is asked of the device."""
+    """Corrupt images that are known to lie in [0, 1]. Skips the check, which would synchronise with the device."""
     if min(x.shape[-2:]) < 28:
-        raise ValueError(f"images of {x.shape[-2]}×{x.shape[-1]} pixels are too small to corrupt: 28 is the least")
+        raise ValueError(
+            f"images of {x.shape[-2]}×{x.shape[-1]} pixels are too small to corrupt: expected at least 28×28"
+        )
     return CORRUPTIONS[name](x, generator, *parameters_of(name, severity, like)).clamp(0, 1)
-
-
-def parameters_of(name: str, severity: int, like: Like) -> tuple[Any, ...]:
-    """What a corruption takes at a severity."""
-    if name not in CORRUPTIONS:
-        raise ValueError(f"no corruption {name!r}: expected one of {', '.join(CORRUPTIONS)}")
-    if severity not in (1, 2, 3, 4, 5):
-        raise ValueError(f"severity={severity}: expected 1 to 5")
-    if like not in SEVERITIES:
-        raise ValueError(f"like={like!r}: expected one of {', '.join(SEVERITIES)}")
-    return SEVERITIES[like][name][severity - 1]
 
 
 def gaussian_noise(x: Tensor, generator: Generator, sigma: float) -> Tensor:
@@ -71,12 +62,12 @@ def gaussian_noise(x: Tensor, generator: Generator, sigma: float) -> Tensor:
 
 
 def shot_noise(x: Tensor, generator: Generator, photons: float) -> Tensor:
-    """Photons counted: Poisson(λx)/λ."""
+    """Poisson(λx)/λ: noise of counting photons."""
     return torch.poisson(x * photons, generator=generator) / photons
 
 
 def impulse_noise(x: Tensor, generator: Generator, amount: float) -> Tensor:
-    """Salt and pepper, half of each."""
+    """Salt-and-pepper noise, half of each."""
     chance = torch.rand(x.shape, generator=generator, device=x.device)
     return x.masked_fill(chance < amount / 2, 0.0).masked_fill(chance > 1 - amount / 2, 1.0)
 
@@ -87,12 +78,12 @@ def speckle_noise(x: Tensor, generator: Generator, sigma: float) -> Tensor:
 
 
 def gaussian_blur(x: Tensor, _: Generator, sigma: float) -> Tensor:
-    """A Gaussian of σ pixels, cut off at 4σ."""
+    """Blur with a Gaussian of σ pixels, truncated at 4σ."""
     return separable_blur(x, gaussian_kernel(int(4 * sigma + 0.5), sigma, x))
 
 
 def defocus_blur(x: Tensor, _: Generator, radius: float, alias: float) -> Tensor:
-    """A disk, its edge softened."""
+    """Blur with a disk that has a soft edge."""
     reach = max(8, int(radius))
     at = torch.arange(-reach, reach + 1, device=x.device, dtype=x.dtype)
     disk = (at[:, None] ** 2 + at**2 <= radius**2).to(x.dtype)
@@ -101,12 +92,12 @@ def defocus_blur(x: Tensor, _: Generator, radius: float, alias: float) -> Tensor
 
 
 def motion_blur(x: Tensor, generator: Generator, radius: int, sigma: float) -> Tensor:
-    """A one-sided Gaussian streak, in a direction of its own for each image."""
+    """Blur with a one-sided Gaussian streak, in a random direction per image."""
     return streak(x, radius, sigma, (-45, 45), generator)
 
 
 def zoom_blur(x: Tensor, _: Generator, furthest: float, step: float) -> Tensor:
-    """The mean of the image and of views zoomed into its centre."""
+    """Average the image and views of it zoomed into the centre."""
     zooms = torch.arange(1, furthest, step, dtype=torch.float64).tolist()
     total = x.clone()
     for zoom in zooms:
@@ -115,33 +106,33 @@ def zoom_blur(x: Tensor, _: Generator, furthest: float, step: float) -> Tensor:
 
 
 def fog(x: Tensor, generator: Generator, thickness: float, decay: float) -> Tensor:
-    """A plasma fractal laid over the image."""
+    """Blend the image with a plasma fractal."""
     mist = plasma(x, decay, generator)
     brightest = x.amax((1, 2, 3), keepdim=True)
     return (x + thickness * mist) * brightest / (brightest + thickness)
 
 
 def brightness(x: Tensor, _: Generator, more: float) -> Tensor:
-    """HSV's value raised by a constant; hue and saturation stay, so RGB scales."""
+    """Raise the value in HSV by a constant. Hue and saturation stay, so RGB is scaled."""
     value = x.amax(1, keepdim=True)
     raised = (value + more).clamp(0, 1)
     return torch.where(value > 0, x * raised / value.clamp(min=1e-12), raised)
 
 
 def contrast(x: Tensor, _: Generator, share: float) -> Tensor:
-    """Each channel drawn towards its mean."""
+    """Shrink each channel towards its mean."""
     mean = x.mean((2, 3), keepdim=True)
     return mean + share * (x - mean)
 
 
 def pixelate(x: Tensor, _: Generator, share: float) -> Tensor:
-    """Box-averaged to fewer pixels, then enlarged."""
+    """Average to fewer pixels, then enlarge."""
     down, across = (box_matrix(side, int(side * share), x) for side in x.shape[-2:])
     return F.interpolate(down @ x @ across.mT, size=x.shape[-2:], mode="nearest-exact")
 
 
 def glass_blur(x: Tensor, generator: Generator, sigma: float, reach: int, rounds: int) -> Tensor:
-    """Blurred, pixels replaced by neighbours at random, blurred again."""
+    """Blur, replace pixels with random neighbours, blur again."""
     blur = gaussian_kernel(int(4 * sigma + 0.5), sigma, x)
     y = (separable_blur(x, blur) * 255).floor() / 255
     order = local_shuffle(len(x), x.shape[-2:], reach, rounds, x.device, generator)
@@ -160,7 +151,7 @@ def snow(
     sigma: float,
     share: float,
 ) -> Tensor:
-    """A paler image, and flakes: noise enlarged, cut off and streaked, and the same turned round."""
+    """Fade the image and add flakes: enlarged, thresholded, streaked noise, and its rotation by 180 degrees."""
     flakes = zoomed(mean + deviation * noise_like(x[:, :1], generator), zoom).clamp(0, 1)
     flakes = flakes.masked_fill(flakes < least, 0.0)
     flakes = streak(flakes, radius, sigma, (-135, -45), generator)
@@ -170,14 +161,14 @@ def snow(
 
 
 def frost(x: Tensor, generator: Generator, through: float, opaque: float) -> Tensor:
-    """Ice over a darker image. ImageNet-C lays photographs over it; this ice is made, of needles."""
+    """Add ice over a darker image. ImageNet-C uses photographs of ice; this texture is generated."""
     return through * x + opaque * ice(x, generator)
 
 
 def elastic_transform(x: Tensor, generator: Generator, strength: float, smoothness: float, corners: float) -> Tensor:
-    """Each pixel a little off its place, by a smooth field of shifts, perhaps after moving three corners.
+    """Displace pixels by a smooth random field, optionally after an affine map that moves three corners.
 
-    Lengths are shares of the image's side.
+    Lengths are fractions of the image's side.
     """
     height, width = x.shape[-2:]
     if corners:
@@ -193,23 +184,23 @@ def elastic_transform(x: Tensor, generator: Generator, strength: float, smoothne
 
 
 def _corners_moved(x: Tensor, furthest: float, generator: Generator) -> Tensor:
-    """By an affine map of each image's own, which takes three corners of a square to places nearby."""
+    """Apply a random affine map per image, which moves three corners of a square by up to `furthest` pixels."""
     height, width = x.shape[-2:]
     across, down, third = width // 2, height // 2, min(height, width) // 3
     corners = [(across + third, down + third), (across + third, down - third), (across - third, down - third)]
     before = x.new_tensor([[*corner, 1.0] for corner in corners]).expand(len(x), 3, 3)
     moved = 2 * torch.rand(len(x), 3, 2, generator=generator, device=x.device, dtype=x.dtype) - 1
     after = before + F.pad(furthest * moved, (0, 1))
-    back = torch.linalg.solve_ex(after, before)[0].mT  # columns of points: before = back @ after
+    back = torch.linalg.solve_ex(after, before)[0].mT  # points are columns: before = back @ after
     right, low = (width - 1) / 2, (height - 1) / 2
-    unit = x.new_tensor([[1 / right, 0, -1], [0, 1 / low, -1], [0, 0, 1]])  # pixels to coordinates from −1 to 1
+    unit = x.new_tensor([[1 / right, 0, -1], [0, 1 / low, -1], [0, 0, 1]])  # from pixels to [−1, 1]
     matrix = unit @ back @ x.new_tensor([[right, 0, right], [0, low, low], [0, 0, 1]])
     grid = F.affine_grid(matrix[:, :2], list(x.shape), align_corners=True)
     return F.grid_sample(x, grid, padding_mode="reflection", align_corners=True)
 
 
 def jpeg_compression(x: Tensor, _: Generator, quality: int) -> Tensor:
-    """Through JPEG: blocks of 8 pixels, colours at half the resolution, cosines rounded."""
+    """Compress as JPEG and decode."""
     return jpeg(x, quality)
 
 
@@ -223,7 +214,7 @@ def spatter(
     strength: float,
     liquid: Literal["water", "mud"],
 ) -> Tensor:
-    """Drops of water, or of mud."""
+    """Add drops of water or mud."""
     wet = mean + deviation * noise_like(x[:, :1], generator)
     wet = separable_blur(wet, gaussian_kernel(int(4 * sigma + 0.5), sigma, x))
     wet = wet.masked_fill(wet < least, 0.0)
@@ -237,15 +228,15 @@ def spatter(
 
 
 def saturate(x: Tensor, _: Generator, factor: float, more: float) -> Tensor:
-    """HSV's saturation scaled and raised; images of one channel have none."""
+    """Scale and raise the saturation in HSV. Images without three channels are unchanged."""
     if x.shape[1] != 3:
         return x
     value, low = x.amax(1, keepdim=True), x.amin(1, keepdim=True)
     chroma = value - low
     saturation = chroma / value.clamp(min=1e-12)
     wanted = (factor * saturation + more).clamp(0, 1)
-    below = (value - x) / chroma.clamp(min=1e-12)  # how far each channel lies below the value, in chromas
-    red = x.new_tensor([0.0, 1.0, 1.0]).view(1, 3, 1, 1)  # a grey has hue 0
+    below = (value - x) / chroma.clamp(min=1e-12)  # distance below the value, in units of chroma
+    red = x.new_tensor([0.0, 1.0, 1.0]).view(1, 3, 1, 1)  # grey has hue 0
     return value * (1 - wanted * torch.where(chroma > 0, below, red))
 
 
@@ -273,10 +264,10 @@ CORRUPTIONS: dict[str, Corruption] = {
         saturate,
     )
 }
-"""ImageNet-C's fifteen families in its order, then its four extra ones."""
+"""The fifteen corruptions of ImageNet-C in its order, then its four extra ones."""
 
 EXTRA = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
-"""Those that ImageNet-C holds out for validation."""
+"""The corruptions that ImageNet-C holds out for validation."""
 
 BENCHMARK = tuple(name for name in CORRUPTIONS if name not in EXTRA)
-"""The fifteen that results are averaged over."""
+"""The fifteen corruptions that results are averaged over."""

@@ -1,8 +1,8 @@
-"""Images decoded once: their pixels are kept in a file, and whoever reads them again does not decode them.
+"""A cache of decoded images on disk. Each file is decoded once; later reads take its pixels from the cache.
 
     images = Decoded(ImageFolder(root, Preprocess(256, 224)), Path("cache"))
 
-Many methods and seeds meet the same images, and a fast step takes them faster than a machine's cores decode JPEGs.
+Many methods and seeds read the same images, and a fast step consumes them faster than a CPU decodes JPEGs.
 """
 
 from __future__ import annotations
@@ -14,86 +14,83 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .folders import DataError, ImageFolder, Preprocess
-from .types import Part
-
-if TYPE_CHECKING:
-    from .types import Suite
+from .folders import ImageFolder, Preprocess
+from .types import DataError, Part, Suite
 
 __all__ = ["Decoded", "DecodedSuite", "NoRoomError"]
 
-_FORM = 1  # counts on when `read_image` comes to other pixels
+_FORMAT = 1  # increase when `read_image` returns other pixels for the same file
 
 
 class NoRoomError(OSError):
-    """The folder has too little room."""
+    """The disk of the cache has too little free space."""
 
 
 class Decoded:
-    """A folder of images that are cut to one size. The file fills as they are read, by any number of processes.
+    """An image folder with a fixed crop, cached in a file that several processes may read and fill at once.
 
-    Each image has a mark, the sum of its pixels as 64-bit numbers: one that does not fit it, since it was never written
-    or not to its end, is decoded.
+    Each image has a checksum, the sum of its pixels as 64-bit integers. An image is decoded again if its pixels do not
+    match, because they were never written or only in part.
     """
 
     def __init__(self, images: ImageFolder, folder: Path) -> None:
         crop = images.preprocess.crop
         if crop is None:
-            raise DataError("only images that are cut to one size can be kept decoded: Preprocess(crop=…)")
+            raise DataError("only images of one size can be cached: give Preprocess(crop=…)")
         self.images, self.shape = images, (3, crop, crop)
-        self.numbers = -(-3 * crop * crop // 8)  # 64-bit numbers an image
-        self.file = folder / f"{images.root.parent.name}-{images.root.name}-{_version(images)}.pixels"
-        self.marks = self.file.with_suffix(".marks")
+        self.words = -(-3 * crop * crop // 8)  # 64-bit integers per image
+        self.file = folder / f"{images.root.parent.name}-{images.root.name}-{_fingerprint(images)}.pixels"
+        self.checksums = self.file.with_suffix(".marks")
         self._maps: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
-    def missing(self) -> int:
-        """Bytes that it will take up yet."""
-        size = 8 * self.numbers * len(self)
+    def bytes_to_write(self) -> int:
+        """The number of bytes that the file will still grow by."""
+        size = 8 * self.words * len(self)
         if not self.file.is_file():
             return size
-        blocks = getattr(self.file.stat(), "st_blocks", None)  # not on Windows, where a file takes up its size
+        blocks = getattr(self.file.stat(), "st_blocks", None)  # not on Windows, where files are not sparse
         return 0 if blocks is None else max(size - 512 * blocks, 0)
 
-    def rows(self, places: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """These images and their labels."""
-        kept, marks = self._opened()
-        taken = np.asarray(kept[list(places)])
-        for row, place in enumerate(places):
-            if _mark(taken[row]) != marks[place]:
-                self._pixels(taken[row])[:] = self.images[place][0].numpy()
-                self._keep(place, taken[row])
-        labels = torch.tensor([self.images.labels[place] for place in places])
-        return torch.from_numpy(self._pixels(taken)), labels
+    def rows(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the images and labels at these indices."""
+        pixels, checksums = self._open()
+        words = np.asarray(pixels[list(indices)])
+        for row, index in enumerate(indices):
+            if _checksum(words[row]) != checksums[index]:
+                self._as_images(words[row])[:] = self.images[index][0].numpy()
+                self._write(index, words[row])
+        labels = torch.tensor([self.images.labels[index] for index in indices])
+        return torch.from_numpy(self._as_images(words)), labels
 
-    def _keep(self, place: int, numbers: np.ndarray) -> None:
-        """By plain writes: a map of a file whose disk is full would end the process."""
+    def _write(self, index: int, words: np.ndarray) -> None:
+        """Write one image. On a full disk a write fails with an error; a write to a memory map ends the process."""
         try:
-            for path, values in ((self.file, numbers), (self.marks, _mark(numbers))):
+            for path, values in ((self.file, words), (self.checksums, _checksum(words))):
                 with path.open("r+b", buffering=0) as file:
-                    file.seek(place * values.nbytes)
+                    file.seek(index * values.nbytes)
                     file.write(values.tobytes())
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            warnings.warn(f"{self.file.parent} is full: the other images are decoded each time", stacklevel=2)
+            warnings.warn(f"{self.file.parent} is full: further images are decoded on every read", stacklevel=2)
 
-    def _pixels(self, numbers: np.ndarray) -> np.ndarray:
-        pixels = numbers.view(np.uint8)[..., : 3 * self.shape[1] * self.shape[2]]
-        return pixels.reshape(*numbers.shape[:-1], *self.shape)
+    def _as_images(self, words: np.ndarray) -> np.ndarray:
+        pixels = words.view(np.uint8)[..., : 3 * self.shape[1] * self.shape[2]]
+        return pixels.reshape(*words.shape[:-1], *self.shape)
 
-    def _opened(self) -> tuple[np.ndarray, np.ndarray]:
-        """Each process opens the files by itself; they have their full size at once, and take it up as they fill."""
+    def _open(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return memory maps of the two files, once per process. New files are sparse and have their full length."""
         if self._maps is None:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             maps = []
-            for path, shape in ((self.file, (len(self), self.numbers)), (self.marks, (len(self),))):
+            for path, shape in ((self.file, (len(self), self.words)), (self.checksums, (len(self),))):
                 with path.open("ab") as file:
                     if file.tell() != (size := 8 * int(np.prod(shape))):
                         file.truncate(size)
@@ -112,43 +109,49 @@ class Decoded:
         return {**vars(self), "_maps": None}
 
 
-def _mark(numbers: np.ndarray) -> np.uint64:
-    """Never nought, which stands where nothing was written."""
-    return max(np.add.reduce(numbers, dtype=np.uint64), np.uint64(1))
+def _checksum(words: np.ndarray) -> np.uint64:
+    """Return the sum of the words, at least 1: zero means that nothing was written."""
+    return max(np.add.reduce(words, dtype=np.uint64), np.uint64(1))
 
 
-def _version(images: ImageFolder) -> str:
-    """Of files, of what is done to them, and of who decodes them."""
+def _fingerprint(images: ImageFolder) -> str:
+    """Return a hash of the files, their preprocessing and the decoder's version."""
     from PIL import __version__ as pillow
     from PIL import features
 
-    how = images.preprocess
-    cut = how if how.resize is not None else Preprocess(crop=how.crop)  # where the rest makes no difference
-    decoder = f"{_FORM} {pillow} {features.version('libjpeg_turbo')}"
-    told = hashlib.sha256(f"{decoder} {cut} {images.root.resolve()}".encode())
+    preprocess = images.preprocess
+    if preprocess.resize is None:
+        preprocess = Preprocess(crop=preprocess.crop)  # the other fields make no difference
+    decoder = f"{_FORMAT} {pillow} {features.version('libjpeg_turbo')}"
+    digest = hashlib.sha256(f"{decoder} {preprocess} {images.root.resolve()}".encode())
     for path in images.paths:
         stat = path.stat()
-        told.update(f"\n{path.parent.name}/{path.name} {stat.st_size} {stat.st_mtime_ns}".encode())
-    return told.hexdigest()[:16]
+        digest.update(f"\n{path.parent.name}/{path.name} {stat.st_size} {stat.st_mtime_ns}".encode())
+    return digest.hexdigest()[:16]
 
 
-class DecodedSuite:
-    """A suite whose images are decoded once; what is not an image file of a fixed size is as it was."""
+class DecodedSuite(Suite):
+    """A suite with its images cached. Anything but image files with a fixed crop is passed through."""
 
     def __init__(self, suite: Suite, folder: Path) -> None:
         self.suite, self.folder = suite, folder
         self.name, self.shifts, self.extra, self.classes = suite.name, suite.shifts, suite.extra, suite.classes
+        self.graded, self.task = suite.graded, suite.task
         self.kept: dict[tuple[Any, ...], Decoded] = {}
 
     def part(self, shift: str, severity: int) -> Part:
-        """A shifted version."""
-        return self._decoded(self.suite.part(shift, severity))
+        """Return a shifted version."""
+        return self._cached(self.suite.part(shift, severity))
 
     def clean(self) -> Part:
-        """The version without shift."""
-        return self._decoded(self.suite.clean())
+        """Return the version without shift."""
+        return self._cached(self.suite.clean())
 
-    def _decoded(self, part: Part) -> Part:
+    def missing(self) -> list[str]:
+        """Return the messages of the wrapped suite."""
+        return self.suite.missing()
+
+    def _cached(self, part: Part) -> Part:
         images = part.images
         if not isinstance(images, ImageFolder) or images.preprocess.crop is None:
             return part
@@ -159,14 +162,10 @@ class DecodedSuite:
         return replace(part, images=self.kept[key])
 
     def _check_room(self) -> None:
-        needed = sum(images.missing for images in self.kept.values())
-        above = next(path for path in (self.folder, *self.folder.resolve().parents) if path.is_dir())
-        if needed > (free := shutil.disk_usage(above).free):
-            told = f"{needed / 1e9:.1f} GB more, decoded, and {self.folder} has {free / 1e9:.1f} GB"
-            raise NoRoomError(f"these images take {told}: choose another folder for the cache, or go without one")
-
-    def __getattr__(self, name: str) -> Any:
-        """What some suites tell besides, such as their task."""
-        if name == "suite":  # a copy in the making
-            raise AttributeError(name)
-        return getattr(self.suite, name)
+        needed = sum(images.bytes_to_write for images in self.kept.values())
+        existing = next(path for path in (self.folder, *self.folder.resolve().parents) if path.is_dir())
+        if needed > (free := shutil.disk_usage(existing).free):
+            raise NoRoomError(
+                f"the cache needs {needed / 1e9:.1f} GB more for these images, and {self.folder} has "
+                f"{free / 1e9:.1f} GB: choose another folder, or run without a cache"
+            )

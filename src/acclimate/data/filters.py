@@ -1,4 +1,4 @@
-"""Blurs, streaks, zooms and the like, for batches of images (B, C, H, W) on their own device."""
+"""Blurs, streaks, zooms and other filters for batches of images (B, C, H, W), on their device."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ __all__ = [
 
 
 def gaussian_kernel(reach: int, sigma: float, like: Tensor) -> Tensor:
-    """One side's weights, which sum to one."""
+    """Return the 2·reach + 1 weights of a one-dimensional Gaussian; they sum to one."""
     at = torch.arange(-reach, reach + 1, device=like.device, dtype=like.dtype)
     kernel = (-(at**2) / (2 * sigma**2)).exp()
     return kernel / kernel.sum()
 
 
 def separable_blur(x: Tensor, kernel: Tensor, across: Tensor | None = None) -> Tensor:
-    """Along both sides, by a kernel each, as products with band matrices."""
+    """Blur along the height with `kernel` and along the width with `across`, or `kernel` again."""
     height, width = x.shape[-2:]
-    return _band(kernel, height) @ x @ _band(kernel if across is None else across, width).mT
+    return _band_matrix(kernel, height) @ x @ _band_matrix(kernel if across is None else across, width).mT
 
 
-def _band(kernel: Tensor, side: int) -> Tensor:
-    """(side, side): each row a kernel around the diagonal; what falls outside is added to the border."""
+def _band_matrix(kernel: Tensor, side: int) -> Tensor:
+    """Return (side, side) with a kernel around the diagonal of each row; weights outside are added to the border."""
     reach = len(kernel) // 2
     at = torch.arange(side, device=kernel.device)
     columns = (at[:, None] + torch.arange(-reach, reach + 1, device=kernel.device)).clamp(0, side - 1)
@@ -46,10 +46,10 @@ def _band(kernel: Tensor, side: int) -> Tensor:
 
 
 def convolve(x: Tensor, kernel: Tensor) -> Tensor:
-    """Each channel with one kernel; the border repeats outwards."""
+    """Convolve each channel with one kernel, with replicated borders."""
     top, left = kernel.shape[0] // 2, kernel.shape[1] // 2
     padded = F.pad(x, (left, left, top, top), mode="replicate")
-    if kernel.numel() > 49:  # by Fourier transform
+    if kernel.numel() > 49:  # large: by Fourier transform
         size = padded.shape[-2:]
         product = torch.fft.rfft2(padded) * torch.fft.rfft2(kernel.flip(0, 1), s=size)
         whole: Tensor = torch.fft.irfft2(product, s=size)
@@ -58,7 +58,7 @@ def convolve(x: Tensor, kernel: Tensor) -> Tensor:
 
 
 def streak(x: Tensor, radius: int, sigma: float, angles: tuple[int, int], generator: Generator) -> Tensor:
-    """Blurred along a line, to one side, at an angle of each image's own. What would come from beyond is dark."""
+    """Blur along a line, to one side, at a random angle per image. Pixels shifted by a whole side or more are black."""
     low, high = (math.radians(angle) for angle in angles)
     angle = low + (high - low) * torch.rand(len(x), generator=generator, device=x.device, dtype=x.dtype)
     direction = torch.stack([angle.cos(), angle.sin()], 1)
@@ -68,22 +68,22 @@ def streak(x: Tensor, radius: int, sigma: float, angles: tuple[int, int], genera
     shifts = (steps[:, None, None] * direction - 0.5).ceil()  # whole pixels: (steps, B, 2)
     size = x.new_tensor([x.shape[-1], x.shape[-2]])
     weights = weights[:, None] * (shifts.abs() < size).all(2)
-    return (_sum_of_slices if x.device.type == "cpu" else _sum_of_samples)(x, shifts, weights)
+    return (_sum_shifted_cpu if x.device.type == "cpu" else _sum_shifted)(x, shifts, weights)
 
 
-def _sum_of_samples(x: Tensor, shifts: Tensor, weights: Tensor) -> Tensor:
-    """Σ_s w_s · x shifted by s: a kernel a step, for all images."""
+def _sum_shifted(x: Tensor, shifts: Tensor, weights: Tensor) -> Tensor:
+    """Return Σ_s w_s · (x shifted by s), with one kernel launch per step for all images."""
     total, grid = torch.zeros_like(x), pixel_grid(x)
     scale = 2 / x.new_tensor([x.shape[-1], x.shape[-2]])
     for shift, weight in zip(shifts, weights, strict=True):
-        places = (grid + (shift * scale)[:, None, None]).expand(len(x), -1, -1, -1)
-        moved = F.grid_sample(x, places, "nearest", padding_mode="border", align_corners=False)
+        points = (grid + (shift * scale)[:, None, None]).expand(len(x), -1, -1, -1)
+        moved = F.grid_sample(x, points, "nearest", padding_mode="border", align_corners=False)
         total += weight.view(-1, 1, 1, 1) * moved
     return total
 
 
-def _sum_of_slices(x: Tensor, shifts: Tensor, weights: Tensor) -> Tensor:
-    """The same, image by image out of a padded one, for a CPU, which has no launches to save."""
+def _sum_shifted_cpu(x: Tensor, shifts: Tensor, weights: Tensor) -> Tensor:
+    """Return the same sum from slices of the padded image, one image at a time: faster on a CPU."""
     reach, (height, width) = len(shifts), x.shape[-2:]
     padded = F.pad(x, (reach,) * 4, mode="replicate")
     total = torch.zeros_like(x)
@@ -95,7 +95,7 @@ def _sum_of_slices(x: Tensor, shifts: Tensor, weights: Tensor) -> Tensor:
 
 
 def pixel_grid(x: Tensor) -> Tensor:
-    """Where each pixel is, in [−1, 1]: (1, H, W, 2)."""
+    """Return the coordinates of each pixel in [−1, 1]: (1, H, W, 2)."""
     height, width = x.shape[-2:]
     rows = (torch.arange(height, device=x.device, dtype=x.dtype) * 2 + 1) / height - 1
     columns = (torch.arange(width, device=x.device, dtype=x.dtype) * 2 + 1) / width - 1
@@ -103,7 +103,7 @@ def pixel_grid(x: Tensor) -> Tensor:
 
 
 def zoomed(x: Tensor, zoom: float) -> Tensor:
-    """The centre enlarged, its corners kept in the corners, then cut to size from the upper left."""
+    """Enlarge the centre with aligned corners, then crop to size from the upper left."""
     height, width = x.shape[-2:]
     high, wide = (math.ceil(side / zoom) for side in (height, width))
     top, left = (height - high) // 2, (width - wide) // 2
@@ -113,7 +113,7 @@ def zoomed(x: Tensor, zoom: float) -> Tensor:
 
 
 def box_matrix(before: int, after: int, like: Tensor) -> Tensor:
-    """(after, before): each new pixel the mean of those old ones whose centres it covers, as Pillow's box does it."""
+    """Return (after, before): each new pixel is the mean of the old ones with a centre inside it, as Pillow's box."""
     scale = before / after
     centres = (torch.arange(after, dtype=torch.float64) + 0.5) * scale
     offsets = (torch.arange(before, dtype=torch.float64) + 0.5 - centres[:, None]) / scale
@@ -124,28 +124,28 @@ def box_matrix(before: int, after: int, like: Tensor) -> Tensor:
 def local_shuffle(
     count: int, size: torch.Size, reach: int, rounds: int, device: torch.device, generator: Generator
 ) -> Tensor:
-    """(count, H·W): which pixel is seen where, after each has taken a random neighbour's place, `rounds` times.
+    """Return (count, H·W): the index of the pixel shown at each position, after `rounds` of copying random neighbours.
 
-    ImageNet-C's program means to swap the two, but copies one over the other. It goes pixel by pixel; pixels whose
-    neighbourhoods do not meet are done at once here.
+    ImageNet-C's program intends to swap two pixels, but copies one over the other. It visits pixels one by one; here
+    pixels with disjoint neighbourhoods are visited at once.
     """
     width = size[1]
     order = torch.arange(size[0] * width, device=device).repeat(count, 1)
-    places, borders = _apart(size, reach, device)
+    pixels, bounds = _pixel_groups(size, reach, device)
     for _ in range(rounds):
-        across, down = torch.randint(-reach, reach, (2, count, len(places)), generator=generator, device=device)
-        neighbours = places + down * width + across
-        for begin, end in itertools.pairwise(borders):
-            taken = order.gather(1, neighbours[:, begin:end])
-            order.index_copy_(1, places[begin:end], taken)
+        across, down = torch.randint(-reach, reach, (2, count, len(pixels)), generator=generator, device=device)
+        neighbours = pixels + down * width + across
+        for begin, end in itertools.pairwise(bounds):
+            copied = order.gather(1, neighbours[:, begin:end])
+            order.index_copy_(1, pixels[begin:end], copied)
     return order
 
 
 @functools.cache
-def _apart(size: torch.Size, reach: int, device: torch.device, pitch: int = 15) -> tuple[Tensor, list[int]]:
-    """Pixels in groups that lie a pitch apart, from the lower right up, and where the groups begin and end.
+def _pixel_groups(size: torch.Size, reach: int, device: torch.device, pitch: int = 15) -> tuple[Tensor, list[int]]:
+    """Return pixel indices in groups, from the lower right to the upper left, and the bounds of the groups.
 
-    The wider the pitch, the nearer to the order of rows, and the more groups.
+    The pixels of a group are `pitch` apart. A wider pitch is closer to visiting row by row, and makes more groups.
     """
     height, width = size
     rows, columns = (torch.arange(side - reach, reach, -1) for side in (height, width))
@@ -158,7 +158,7 @@ def _apart(size: torch.Size, reach: int, device: torch.device, pitch: int = 15) 
 
 
 def distance_to(points: Tensor, furthest: int) -> Tensor:
-    """To the nearest point, as far as `furthest`: (B, 1, H, W)."""
+    """Return the distance of each pixel to the nearest point, exact up to `furthest`: (B, 1, H, W)."""
     far = float(2 * furthest * furthest)
     squared = torch.where(points, 0.0, far)
     for dimension, margin in ((3, (furthest, furthest, 0, 0)), (2, (0, 0, furthest, furthest))):
@@ -170,10 +170,10 @@ def distance_to(points: Tensor, furthest: int) -> Tensor:
 
 
 def equalised(x: Tensor) -> Tensor:
-    """Levels 0 to 255 spread evenly, each image by its own histogram, as OpenCV does it."""
+    """Equalise the histogram of each image of levels 0 to 255, as OpenCV does."""
     levels = x.flatten(1).long().clamp(0, 255)
     histogram = x.new_zeros(len(x), 256).scatter_add_(1, levels, x.new_ones(levels.shape))
-    first = histogram.gather(1, (histogram > 0).int().argmax(1, keepdim=True))  # of the darkest level that occurs
+    first = histogram.gather(1, (histogram > 0).int().argmax(1, keepdim=True))  # count of the darkest level that occurs
     below = histogram.cumsum(1) - first
     table = (255 * below / (levels.shape[1] - first).clamp(min=1)).round()
     return table.gather(1, levels).view_as(x)

@@ -1,4 +1,4 @@
-"""Images in class folders, root/class/image.jpg, read as bytes; and errors that say what is wrong with a folder."""
+"""Images in class folders, root/class/image.jpg, read as uint8 tensors."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["DataError", "ImageFolder", "Preprocess", "Tensors", "class_folders", "folder", "read_image"]
+from .types import DataError
+
+__all__ = ["SUFFIXES", "ImageFolder", "Preprocess", "Tensors", "existing_folder", "read_image"]
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
 
 
-class DataError(ValueError):
-    """A data set that is not there, not whole, or not readable, with what to do about it."""
-
-
 @dataclass(frozen=True)
 class Preprocess:
-    """What a network expects: the shorter side resized, then the centre cut out; None leaves a step out.
+    """Resize the shorter side, then crop the centre; None skips a step.
 
-    `squash` resizes both sides to `resize` instead.
+    `squash` resizes both sides to `resize` instead, without keeping the aspect ratio.
     """
 
     resize: int | None = None
@@ -34,7 +32,7 @@ class Preprocess:
 
 
 def read_image(path: Path, preprocess: Preprocess) -> Tensor:
-    """uint8 (3, H, W)."""
+    """Return an image file as uint8 (3, H, W)."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -44,7 +42,7 @@ def read_image(path: Path, preprocess: Preprocess) -> Tensor:
             opened.load()
             picture = opened if opened.mode == "RGB" else _eight_bits(opened).convert("RGB")
     except (OSError, SyntaxError) as error:
-        raise DataError(f"{path} cannot be read ({error}): a broken download? Fetch it again, or remove it") from error
+        raise DataError(f"{path} cannot be read ({error}). Fetch it again, or remove it") from error
     if preprocess.resize is not None:
         picture = picture.resize(
             _resized(picture.size, preprocess), getattr(Image.Resampling, preprocess.interpolation.upper())
@@ -52,14 +50,14 @@ def read_image(path: Path, preprocess: Preprocess) -> Tensor:
     if preprocess.crop is not None:
         width, height = picture.size
         if min(width, height) < preprocess.crop:
-            raise DataError(f"{path} is {width}×{height}: too small for a crop of {preprocess.crop}")
+            raise DataError(f"{path} has {width}×{height} pixels: too small for a crop of {preprocess.crop}")
         left, top = (round((side - preprocess.crop) / 2) for side in (width, height))
         picture = picture.crop((left, top, left + preprocess.crop, top + preprocess.crop))
     return torch.from_numpy(np.stack([np.asarray(band) for band in picture.split()]))
 
 
 def _resized(size: tuple[int, int], preprocess: Preprocess) -> tuple[int, int]:
-    """As torchvision has it: the longer side is cut to a whole number."""
+    """Return the new (width, height). As in torchvision, the longer side is rounded down."""
     wanted = preprocess.resize or min(size)
     if preprocess.squash:
         return wanted, wanted
@@ -68,7 +66,7 @@ def _resized(size: tuple[int, int], preprocess: Preprocess) -> tuple[int, int]:
 
 
 def _eight_bits(picture: Any) -> Any:
-    """16-bit greys to 8 bits, which Pillow would clip."""
+    """Reduce 16-bit grey levels to 8 bits. Pillow's own conversion would clip them."""
     if not picture.mode.startswith("I"):
         return picture
     from PIL import Image
@@ -76,33 +74,33 @@ def _eight_bits(picture: Any) -> Any:
     return Image.fromarray((np.asarray(picture).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
 
 
-def folder(root: Path, what: str) -> Path:
-    """`root`, which must be there."""
+def existing_folder(root: Path, what: str) -> Path:
+    """Return `root`, or raise an error that starts with `what`."""
     if root.is_dir():
         return root
     if root.exists():
-        raise DataError(f"{what}: {root} is a file, not a folder. Unpack it, and name the folder")
+        raise DataError(f"{what}: {root} is a file, not a folder. Unpack it and give the folder")
     nearest = next(parent for parent in root.parents if parent.is_dir())
-    raise DataError(f"{what}: there is no folder {root} (as far as {nearest} it exists)")
+    raise DataError(f"{what}: there is no folder {root}; the path exists as far as {nearest}")
 
 
-def class_folders(root: Path, what: str, classes: int | None = None) -> list[Path]:
-    """The class folders in `root`, by name; `classes` is how many there should be."""
-    found = sorted(path for path in folder(root, what).iterdir() if path.is_dir() and not path.name.startswith("."))
+def _class_folders(root: Path, what: str, classes: int | None = None) -> list[Path]:
+    """Return the class folders in `root`, sorted by name; `classes` is the number expected."""
+    found = sorted(
+        path for path in existing_folder(root, what).iterdir() if path.is_dir() and not path.name.startswith(".")
+    )
     packed = [path.name for path in root.iterdir() if path.name.endswith((".tar", ".zip", ".tgz", ".tar.gz"))]
     if not found:
-        hint = f"{packed[0]} lies there packed: unpack it" if packed else "expected a folder for each class"
-        raise DataError(f"{what}: {root} has no class folder; {hint}")
+        hint = f"unpack {packed[0]}" if packed else "expected one folder per class"
+        raise DataError(f"{what}: {root} has no class folder: {hint}")
     if classes is not None and len(found) != classes:
-        hint = f", and {packed[0]} lies there packed" if packed else ""
-        raise DataError(
-            f"{what}: {root} has {len(found)} class folders and should have {classes}{hint}: only partly unpacked?"
-        )
+        hint = f"unpack {packed[0]}" if packed else "only partly unpacked?"
+        raise DataError(f"{what}: {root} has {len(found)} class folders, expected {classes}: {hint}")
     return found
 
 
 class ImageFolder:
-    """A set of images in class folders; a class' number is its place among the folders' names."""
+    """Images in class folders. The label is the index of the class folder in alphabetical order."""
 
     def __init__(
         self,
@@ -114,7 +112,7 @@ class ImageFolder:
         each: int | None = None,
     ) -> None:
         self.root, self.preprocess = Path(root), preprocess or Preprocess()
-        folders = class_folders(self.root, what, classes)
+        folders = _class_folders(self.root, what, classes)
         self.classes = [path.name for path in folders]
         self.paths: list[Path] = []
         self.labels: list[int] = []
@@ -123,9 +121,7 @@ class ImageFolder:
             if not images:
                 raise DataError(f"{what}: {path} has no image: only partly unpacked?")
             if each is not None and len(images) != each:
-                raise DataError(
-                    f"{what}: {path} has {len(images)} images and should have {each}: only partly unpacked?"
-                )
+                raise DataError(f"{what}: {path} has {len(images)} images, expected {each}: only partly unpacked?")
             self.paths += images
             self.labels += [label] * len(images)
 
@@ -136,13 +132,13 @@ class ImageFolder:
         return len(self.paths)
 
     def keep(self, indices: Sequence[int]) -> ImageFolder:
-        """Only these images."""
+        """Keep only these images, and return self."""
         self.paths, self.labels = [self.paths[i] for i in indices], [self.labels[i] for i in indices]
         return self
 
 
 class Tensors:
-    """A set of images that are in memory."""
+    """Images and labels in memory."""
 
     def __init__(self, x: Tensor, labels: Tensor) -> None:
         self.x, self.labels = x, labels.tolist()

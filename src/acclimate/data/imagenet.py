@@ -1,4 +1,4 @@
-"""ImageNet's validation images, ImageNet-C and ImageNet-R in their published layouts."""
+"""ImageNet's validation set, ImageNet-C and ImageNet-R in their published layouts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from .corruptions import BENCHMARK, CORRUPTIONS
-from .folders import DataError, ImageFolder, Preprocess, folder
-from .types import Part
+from .folders import ImageFolder, Preprocess, existing_folder
+from .types import DataError, Part, Suite
 
 __all__ = ["RENDITIONS", "ImageNet", "ImageNetC", "ImageNetR"]
 
@@ -22,42 +22,42 @@ _RENDITIONS = """
 936 937 943 945 947 948 949 951 953 954 957 963 965 967 980 981 983 988
 """
 RENDITIONS = tuple(map(int, _RENDITIONS.split()))
-"""The 200 of ImageNet's 1,000 classes that ImageNet-R has, in the order of its folders."""
+"""The 200 of ImageNet's 1,000 classes that occur in ImageNet-R, in the order of its folders."""
 
 
-class ImageNet:
-    """The validation set in class folders, root/n01440764/….JPEG: no shift of its own, so none but `"clean"`."""
+class ImageNet(Suite):
+    """The validation set in class folders, root/n01440764/….JPEG. Its only version is `"clean"`."""
 
     name = "imagenet"
     graded = False
     shifts = ("clean",)
-    classes: tuple[int, ...] | None = None
-    extra: tuple[str, ...] = ()
 
     def __init__(self, root: Path | str, preprocess: Preprocess | None = None, *, whole: bool = True) -> None:
         self.root, self.preprocess, self.whole = Path(root), preprocess or Preprocess(256, 224), whole
 
     def clean(self) -> Part:
-        """All of them."""
+        """Return all images."""
         return Part(ImageFolder(self.root, self.preprocess, what="ImageNet", classes=1000 if self.whole else None))
 
     def part(self, shift: str, severity: int) -> Part:  # noqa: ARG002
-        """The same."""
+        """Return all images: there is no shifted version."""
         if shift not in self.shifts:
             raise DataError(f"ImageNet's validation set has no {shift!r}: imagenet:FOLDER corrupts it on the fly")
         return self.clean()
 
 
-class ImageNetC:
-    """root/gaussian_noise/5/n01440764/….JPEG, the published files; `clean` is ImageNet's validation folder.
+class ImageNetC(Suite):
+    """The published files, root/gaussian_noise/5/n01440764/….JPEG.
 
-    `each` takes so many images of each class: five are a fixed 5,000-image list, the same for every corruption.
-    `whole=False` does not insist on 1,000 classes of 50 images.
+    Args:
+        root: the folder of corruptions.
+        preprocess: resize and crop of the clean images; the corrupted ones are resized already and only cropped.
+        clean: ImageNet's validation folder.
+        each: use this many images per class, the same for every corruption: five make a fixed list of 5,000 images.
+        whole: require 1,000 classes of 50 images and all fifteen corruptions.
     """
 
     name = "imagenet-c"
-    classes: tuple[int, ...] | None = None
-    extra: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -71,19 +71,19 @@ class ImageNetC:
         self.root, self.preprocess = Path(root), preprocess or Preprocess(256, 224)
         self.clean_root, self.each, self.whole = clean, each, whole
         self._parts: dict[tuple[str, int], Part] = {}
-        found = {path.name for path in folder(self.root, "ImageNet-C").iterdir() if path.is_dir()}
+        found = {path.name for path in existing_folder(self.root, "ImageNet-C").iterdir() if path.is_dir()}
         self.shifts = tuple(name for name in BENCHMARK if name in found)
         self.extra = tuple(name for name in CORRUPTIONS if name in found and name not in BENCHMARK)
         if not self.shifts:
             packed = sorted(path.name for path in self.root.glob("*.tar"))
             hint = f"unpack {', '.join(packed)}" if packed else "expected folders gaussian_noise, shot_noise, …"
-            raise DataError(f"ImageNet-C: {self.root} has none of its corruptions: {hint}")
+            raise DataError(f"ImageNet-C: {self.root} has no corruption: {hint}")
         if whole and len(self.shifts) < len(BENCHMARK):
             missing = [name for name in BENCHMARK if name not in found]
-            raise DataError(f"ImageNet-C: {self.root} lacks {', '.join(missing)}: not all of its archives are unpacked")
+            raise DataError(f"ImageNet-C: {self.root} lacks {', '.join(missing)}: unpack the other archives")
 
     def part(self, shift: str, severity: int) -> Part:
-        """One corruption at one severity."""
+        """Return the images with one corruption at one severity."""
         if (shift, severity) not in self._parts:
             self._parts[shift, severity] = self._read(shift, severity)
         return self._parts[shift, severity]
@@ -91,54 +91,55 @@ class ImageNetC:
     def _read(self, shift: str, severity: int) -> Part:
         root = self.root / shift / str(severity)
         each = 50 if self.whole else None
-        cut = replace(self.preprocess, resize=None)  # they are resized already
-        images = ImageFolder(root, cut, what="ImageNet-C", classes=1000 if self.whole else None, each=each)
-        return Part(_a_few(images, self.each))
+        crop_only = replace(self.preprocess, resize=None)
+        images = ImageFolder(root, crop_only, what="ImageNet-C", classes=1000 if self.whole else None, each=each)
+        return Part(_fixed_subset(images, self.each))
 
     def clean(self) -> Part:
-        """The validation images."""
+        """Return the validation images."""
         if self.clean_root is None:
-            raise DataError("ImageNet-C has no clean images: name ImageNet's validation folder, clean=")
+            raise DataError(
+                "ImageNet-C has no clean images: name ImageNet's validation folder, imagenet-c:FOLDER,CLEAN or clean="
+            )
         part = ImageNet(self.clean_root, self.preprocess, whole=self.whole).clean()
         assert isinstance(part.images, ImageFolder)  # noqa: S101
-        return Part(_a_few(part.images, self.each))
+        return Part(_fixed_subset(part.images, self.each))
 
 
-def _a_few(images: ImageFolder, each: int | None) -> ImageFolder:
-    """So many of each class, by a fixed shuffle of the files' names."""
+def _fixed_subset(images: ImageFolder, each: int | None) -> ImageFolder:
+    """Keep `each` images per class, selected by a hash of the file name."""
     if each is None:
         return images
     by_class: dict[int, list[int]] = {}
     for index, label in enumerate(images.labels):
         by_class.setdefault(label, []).append(index)
 
-    def draw(index: int) -> int:
+    def name_hash(index: int) -> int:
         return zlib.crc32(images.paths[index].stem.encode())
 
-    return images.keep([index for own in by_class.values() for index in sorted(sorted(own, key=draw)[:each])])
+    return images.keep([index for own in by_class.values() for index in sorted(sorted(own, key=name_hash)[:each])])
 
 
-class ImageNetR:
-    """root/n01443537/….jpg, 30,000 renditions of 200 classes; `classes` are their places among ImageNet's 1,000.
+class ImageNetR(Suite):
+    """30,000 renditions of 200 classes, root/n01443537/….jpg.
 
-    Labels count within the 200, as logits do that are restricted to them.
+    `classes` are the indices of the 200 classes among ImageNet's 1,000. Labels are indices into these 200.
     """
 
     name = "imagenet-r"
     graded = False
     shifts = ("renditions",)
-    classes: tuple[int, ...] | None = RENDITIONS
-    extra: tuple[str, ...] = ()
+    classes = RENDITIONS
 
     def __init__(self, root: Path | str, preprocess: Preprocess | None = None, *, whole: bool = True) -> None:
         self.root, self.preprocess, self.whole = Path(root), preprocess or Preprocess(256, 224), whole
 
     def part(self, shift: str, severity: int) -> Part:  # noqa: ARG002
-        """All of them."""
+        """Return all images."""
         if shift not in self.shifts:
             raise DataError(f"ImageNet-R has no {shift!r}, only {self.shifts[0]!r}")
         return Part(ImageFolder(self.root, self.preprocess, what="ImageNet-R", classes=200 if self.whole else None))
 
     def clean(self) -> Part:
-        """There is none."""
+        """Raise: there are no clean images."""
         raise DataError("ImageNet-R has no clean version of its images")

@@ -1,4 +1,4 @@
-"""JPEG's loss, batched in torch: what an image looks like after it was compressed and read again."""
+"""JPEG compression and decompression, batched in torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 __all__ = ["jpeg"]
 
-# The standard's tables (ITU T.81, annex K) at quality 50.
+# Quantisation tables of the standard (ITU T.81, annex K) at quality 50.
 _LUMINANCE = (
     (16, 11, 10, 16, 24, 40, 51, 61),
     (12, 12, 14, 19, 26, 58, 60, 55),
@@ -32,18 +32,18 @@ _CHROMINANCE = (
 
 
 def jpeg(x: Tensor, quality: int) -> Tensor:
-    """Images (B, C, H, W) in [0, 1], of three channels with colour at half the resolution, of others each by itself."""
+    """Return images (B, C, H, W) in [0, 1] after JPEG compression, with 4:2:0 chroma if there are three channels."""
     levels = (x * 255).round()
     height, width = x.shape[-2:]
     if x.shape[1] != 3:
-        return (_coded(levels, _table(_LUMINANCE, quality, x.dtype, x.device)) / 255).clamp(0, 1)
+        return (_quantised(levels, _table(_LUMINANCE, quality, x.dtype, x.device)) / 255).clamp(0, 1)
     red, green, blue = levels[:, :1], levels[:, 1:2], levels[:, 2:]
     light = (0.299 * red).add_(green, alpha=0.587).add_(blue, alpha=0.114).round_()
     even = (0, width % 2, 0, height % 2)
     halved = F.avg_pool2d(F.pad(torch.cat([blue, red, light], 1), even, mode="replicate"), 2)
     halved = (halved[:, :2] - halved[:, 2:]) / light.new_tensor([1.772, 1.402]).view(1, 2, 1, 1) + 128
-    light = _coded(light, _table(_LUMINANCE, quality, x.dtype, x.device))
-    halved = _coded(halved.round_(), _table(_CHROMINANCE, quality, x.dtype, x.device))
+    light = _quantised(light, _table(_LUMINANCE, quality, x.dtype, x.device))
+    halved = _quantised(halved.round_(), _table(_CHROMINANCE, quality, x.dtype, x.device))
     colours = F.interpolate(halved, scale_factor=2, mode="bilinear", align_corners=False)[..., :height, :width]
     colours = colours.round().sub_(128)
     cb, cr = colours[:, :1], colours[:, 1:]
@@ -52,8 +52,8 @@ def jpeg(x: Tensor, quality: int) -> Tensor:
     return rgb.round_().clamp_(0, 255).div_(255)
 
 
-def _coded(planes: Tensor, table: Tensor) -> Tensor:
-    """Blocks of 8 × 8 through rounded cosines and back."""
+def _quantised(planes: Tensor, table: Tensor) -> Tensor:
+    """Quantise the cosine transform of each block of 8 × 8, and transform back."""
     height, width = planes.shape[-2:]
     padded = F.pad(planes - 128, (0, -width % 8, 0, -height % 8), mode="replicate")
     cosines = _cosines(planes.dtype, planes.device)
@@ -65,7 +65,7 @@ def _coded(planes: Tensor, table: Tensor) -> Tensor:
 
 
 def _on_blocks(planes: Tensor, matrix: Tensor) -> Tensor:
-    """M @ block @ Mᵀ of each block of 8 × 8, in place."""
+    """Return M @ block @ Mᵀ for each block of 8 × 8, at the block's position."""
     height, width = planes.shape[-2:]
     down = matrix @ planes.view(*planes.shape[:2], height // 8, 8, width)
     return (down.view(*planes.shape[:2], height, width // 8, 8) @ matrix.mT).view_as(planes)
@@ -79,7 +79,7 @@ def _table(base: tuple[tuple[int, ...], ...], quality: int, dtype: torch.dtype, 
 
 @functools.cache
 def _cosines(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The orthonormal transform, a row a frequency."""
+    """Return the orthonormal cosine transform, one row per frequency."""
     at = torch.arange(8, dtype=torch.float64)
     rows = torch.cos(math.pi * (2 * at + 1) * at[:, None] / 16) / 2
     rows[0] /= math.sqrt(2)

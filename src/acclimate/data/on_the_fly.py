@@ -1,4 +1,4 @@
-"""ImageNet-C-style corruption of any clean images, on the device, as they come: no stored copies."""
+"""Any clean images, corrupted on the device as batches are read. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -6,29 +6,31 @@ from functools import partial
 
 from torch import Generator, Tensor
 
-from .corruptions import BENCHMARK, EXTRA, corrupted, parameters_of
-from .severities import Like
-from .types import ImageSet, Part
+from .corruptions import BENCHMARK, EXTRA, corrupted
+from .severities import Like, parameters_of
+from .types import ImageSet, Part, Suite
 
 __all__ = ["Corrupted"]
 
 
-class Corrupted:
-    """Clean images, and the fifteen corruptions of them. Results on these are ImageNet-C-style, never ImageNet-C."""
+class Corrupted(Suite):
+    """Clean images under the corruptions of ImageNet-C. Results are ImageNet-C-style, never ImageNet-C."""
+
+    shifts = BENCHMARK
+    extra = EXTRA
 
     def __init__(
         self, name: str, images: ImageSet, classes: tuple[int, ...] | None = None, *, like: Like = "imagenet-c"
     ) -> None:
         self.name, self.images, self.classes, self.like = name, images, classes, like
-        self.shifts, self.extra = BENCHMARK, EXTRA
 
     def part(self, shift: str, severity: int) -> Part:
-        """One corruption at one severity."""
-        parameters_of(shift, severity, self.like)
+        """Return the images with one corruption at one severity."""
+        parameters_of(shift, severity, self.like)  # raises for an unknown shift or severity
         return Part(self.images, partial(_change, shift, severity, self.like))
 
     def clean(self) -> Part:
-        """The images as they are."""
+        """Return the images without change."""
         return Part(self.images)
 
 

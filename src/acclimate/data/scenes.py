@@ -1,6 +1,6 @@
-"""Street scenes with a label a pixel: Cityscapes, ACDC, and any folder of images and labels.
+"""Street scenes with one label per pixel: Cityscapes, ACDC, and any folder of images and labels.
 
-Images may be resized; labels stay as they are, and predictions are brought to their size.
+Images may be resized. Labels keep their size, and predictions are resized to it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torch import Generator, Tensor
 
 from .corruptions import BENCHMARK, EXTRA
-from .folders import SUFFIXES, DataError, Preprocess, folder, read_image
-from .types import IGNORE, Part
+from .folders import SUFFIXES, Preprocess, existing_folder, read_image
+from .types import IGNORE, DataError, Part, Suite
 from .weather import WEATHER, weather
 
 __all__ = ["ACDC", "CITYSCAPES", "Cityscapes", "SceneFolder", "Scenes", "Weathered"]
@@ -42,19 +42,39 @@ CITYSCAPES: dict[str, tuple[int, int, int]] = {
     "motorcycle": (0, 0, 230),
     "bicycle": (119, 11, 32),
 }
-"""The nineteen classes in the order of train ids, and the colours they are shown in."""
+"""The nineteen classes in the order of their train ids, with the colours of their labels."""
 
-_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)  # of the classes, in labelIds files
+_IDS = (
+    7,
+    8,
+    11,
+    12,
+    13,
+    17,
+    19,
+    20,
+    21,
+    22,
+    23,
+    24,
+    25,
+    26,
+    27,
+    28,
+    31,
+    32,
+    33,
+)  # of the nineteen classes in labelIds files
 _TRAIN_IDS = torch.full((256,), IGNORE, dtype=torch.uint8)
 _TRAIN_IDS[list(_IDS)] = torch.arange(len(_IDS), dtype=torch.uint8)
 
 
 class Scenes:
-    """Images, and files with the label of each pixel."""
+    """Pairs of an image file and a file with one label per pixel."""
 
     def __init__(self, pairs: Sequence[tuple[Path, Path]], preprocess: Preprocess | None = None) -> None:
         self.pairs = list(pairs)
-        self.preprocess = replace(preprocess or Preprocess(), crop=None)  # labels are not cut
+        self.preprocess = replace(preprocess or Preprocess(), crop=None)  # labels are not cropped
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         image, labels = self.pairs[index]
@@ -65,24 +85,23 @@ class Scenes:
 
 
 def read_labels(path: Path) -> Tensor:
-    """Train ids (H, W) as bytes, 255 where a pixel does not count; Cityscapes' own ids are translated."""
+    """Return train ids (H, W) as uint8, 255 for pixels that are not scored. Ids of labelIds files are translated."""
     from PIL import Image
 
     try:
         with Image.open(path) as opened:
             if opened.mode not in ("L", "P", "1"):
-                raise DataError(f"{path} has {opened.mode} pixels: expected a PNG with one class number a pixel")
+                raise DataError(f"{path} has {opened.mode} pixels: expected a PNG with one class number per pixel")
             labels = torch.from_numpy(np.array(opened, dtype=np.uint8))
     except (OSError, SyntaxError) as error:
-        raise DataError(f"{path} cannot be read ({error}): a broken download? Fetch it again, or remove it") from error
+        raise DataError(f"{path} cannot be read ({error}). Fetch it again, or remove it") from error
     return _TRAIN_IDS[labels.long()] if path.stem.endswith("_labelIds") else labels
 
 
-class Weathered:
-    """Clean scenes, and weather over them, made on the fly."""
+class Weathered(Suite):
+    """Clean scenes with weather added on the fly."""
 
     task = "segmentation"
-    classes = None
     shifts = WEATHER
     extra = tuple(name for name in (*BENCHMARK, *EXTRA) if name not in WEATHER)
 
@@ -90,11 +109,11 @@ class Weathered:
         self.name, self.scenes = name, scenes
 
     def part(self, shift: str, severity: int) -> Part:
-        """One kind of weather, or another corruption."""
+        """Return the scenes under one condition or another corruption."""
         return Part(self.scenes, partial(_change, shift, severity), ordered=True)
 
     def clean(self) -> Part:
-        """The scenes as they are."""
+        """Return the scenes without change."""
         return Part(self.scenes, ordered=True)
 
 
@@ -103,20 +122,24 @@ def _change(shift: str, severity: int, x: Tensor, generator: Generator) -> Tenso
 
 
 class SceneFolder(Weathered):
-    """FOLDER/images and FOLDER/labels, files of the same name."""
+    """Scenes in root/images with labels of the same file names in root/labels."""
 
     def __init__(self, root: Path | str, preprocess: Preprocess | None = None) -> None:
-        images, labels = (folder(Path(root) / part, "scenes") for part in ("images", "labels"))
+        images, labels = (existing_folder(Path(root) / part, "scenes") for part in ("images", "labels"))
         pairs = _pairs(_images(images), lambda image: labels / f"{image.stem}.png", "scenes")
         super().__init__("scenes", Scenes(pairs, preprocess))
 
 
 class Cityscapes(Weathered):
-    """leftImg8bit/SPLIT/CITY/…_leftImg8bit.png, at half their size, and gtFine/SPLIT/CITY/…_gtFine_labelTrainIds.png,
-    or …_labelIds.png."""
+    """Cityscapes, at half its resolution unless `preprocess` says otherwise.
+
+    Reads leftImg8bit/SPLIT/CITY/…_leftImg8bit.png with gtFine/SPLIT/CITY/…_gtFine_labelTrainIds.png or …_labelIds.png.
+    """
 
     def __init__(self, root: Path | str, preprocess: Preprocess | None = None, split: str = "val") -> None:
-        images, labels = (folder(_inside(Path(root), part) / split, "Cityscapes") for part in ("leftImg8bit", "gtFine"))
+        images, labels = (
+            existing_folder(_find(Path(root), part) / split, "Cityscapes") for part in ("leftImg8bit", "gtFine")
+        )
 
         def label(image: Path) -> Path:
             stem = image.stem.removesuffix("_leftImg8bit")
@@ -127,18 +150,17 @@ class Cityscapes(Weathered):
         super().__init__("cityscapes", Scenes(pairs, preprocess or Preprocess(resize=512)))
 
 
-class ACDC:
-    """rgb_anon/CONDITION/SPLIT/SEQUENCE/…_rgb_anon.png and gt/…/…_gt_labelTrainIds.png, at half their size.
+class ACDC(Suite):
+    """ACDC, at half its resolution unless `preprocess` says otherwise.
 
-    Clean scenes are Cityscapes'.
+    Reads rgb_anon/CONDITION/SPLIT/SEQUENCE/…_rgb_anon.png with gt/…/…_gt_labelTrainIds.png. The clean scenes are those
+    of Cityscapes, in the folder `clean`.
     """
 
     name = "acdc"
     graded = False
     task = "segmentation"
-    classes = None
     shifts = WEATHER
-    extra: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -148,13 +170,15 @@ class ACDC:
         split: str = "train",
         clean: Path | str | None = None,
     ) -> None:
-        self.root, self.split = folder(Path(root), "ACDC"), split
+        self.root, self.split = existing_folder(Path(root), "ACDC"), split
         self.preprocess = preprocess or Preprocess(resize=540)
         self.source = None if clean is None else Cityscapes(clean, preprocess)
 
     def part(self, shift: str, severity: int) -> Part:  # noqa: ARG002
-        """One condition, in the order of its recordings; it has one severity."""
-        images, labels = (folder(_inside(self.root, part) / shift / self.split, "ACDC") for part in ("rgb_anon", "gt"))
+        """Return one condition, in the order of its recordings. There are no severities."""
+        images, labels = (
+            existing_folder(_find(self.root, part) / shift / self.split, "ACDC") for part in ("rgb_anon", "gt")
+        )
 
         def label(image: Path) -> Path:
             stem = image.stem.removesuffix("_rgb_anon")
@@ -164,29 +188,29 @@ class ACDC:
         return Part(Scenes(_pairs(found, label, f"ACDC, {shift}"), self.preprocess), ordered=True)
 
     def missing(self) -> list[str]:
-        """Conditions with fewer images than were published, in words: a part of it may be what is wanted."""
-        whole = {"train": 400, "val": 100}.get(self.split, 0)  # 106 at night
+        """Return one message per condition with fewer images than were published."""
+        published = {"train": 400, "val": 100}.get(self.split, 0)  # 106 at night
         counts = {shift: len(self.part(shift, 5).images) for shift in self.shifts}
         return [
-            f"ACDC, {shift}: {count} images, and {whole} were published: only partly unpacked?"
+            f"ACDC, {shift}: {count} images, and {published} were published: only partly unpacked?"
             for shift, count in counts.items()
-            if count < whole
+            if count < published
         ]
 
     def clean(self) -> Part:
-        """Cityscapes, where its folder was named."""
+        """Return the scenes of Cityscapes."""
         if self.source is None:
-            raise DataError("ACDC has no clean scenes of the source: name Cityscapes, acdc:FOLDER,CITYSCAPES")
+            raise DataError("ACDC has no clean scenes: name Cityscapes, acdc:FOLDER,CITYSCAPES or clean=")
         return self.source.clean()
 
 
 _KINDS = ("labelTrainIds", "labelIds")
 
 
-def _inside(root: Path, part: str) -> Path:
-    """`part`, in the root or in the folder that its archive unpacks to."""
-    places = [root / part, *sorted(root.glob(f"*/{part}"))]
-    return next((place for place in places if place.is_dir()), places[0])
+def _find(root: Path, part: str) -> Path:
+    """Return the folder `part` in the root, or one level below, where its archive may have been unpacked."""
+    candidates = [root / part, *sorted(root.glob(f"*/{part}"))]
+    return next((path for path in candidates if path.is_dir()), candidates[0])
 
 
 def _images(root: Path, *, deep: bool = False) -> list[Path]:
@@ -195,14 +219,14 @@ def _images(root: Path, *, deep: bool = False) -> list[Path]:
 
 
 def _first(paths: Iterable[Path]) -> Path:
-    """The first that is there, or the first."""
+    """Return the first path that exists, else the first."""
     candidates = [*paths]
     return next((path for path in candidates if path.is_file()), candidates[0])
 
 
 def _pairs(images: Sequence[Path], label: Callable[[Path], Path], what: str) -> list[tuple[Path, Path]]:
     if not images:
-        raise DataError(f"{what}: no image was found: only partly unpacked?")
+        raise DataError(f"{what}: found no image: only partly unpacked?")
     pairs = [(image, label(image)) for image in images]
     if missing := [path for _, path in pairs if not path.is_file()]:
         raise DataError(f"{what}: {len(missing)} of {len(pairs)} images have no label, such as {missing[0]}")

@@ -1,20 +1,20 @@
-"""How strong each corruption is at severities 1 to 5, as published: for photographs, and for images of 32 pixels."""
+"""Published parameters of each corruption at severities 1 to 5, for ImageNet-C and for CIFAR-10-C."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["SEVERITIES", "Like"]
+__all__ = ["SEVERITIES", "Like", "check_severity", "parameters_of"]
 
 Like: TypeAlias = Literal["imagenet-c", "cifar-c"]
-"""Whose severities."""
+"""The benchmark that the severities are taken from."""
 
 _Levels: TypeAlias = Mapping[str, Sequence[tuple[Any, ...]]]
 
 
 def _one(*values: float) -> list[tuple[float]]:
-    """Of corruptions with a single parameter."""
+    """Levels of a corruption with one parameter."""
     return [(value,) for value in values]
 
 
@@ -87,4 +87,20 @@ CIFAR_C: _Levels = {
 }
 
 SEVERITIES: dict[Like, _Levels] = {"imagenet-c": IMAGENET_C, "cifar-c": CIFAR_C}
-"""Parameters of each corruption, in the order of its function's, by severity."""
+"""For each corruption, one tuple of arguments per severity, in the order of the function's parameters."""
+
+
+def check_severity(severity: int) -> None:
+    """Raise unless the severity is an integer from 1 to 5."""
+    if severity not in (1, 2, 3, 4, 5):
+        raise ValueError(f"severity={severity}: expected 1 to 5")
+
+
+def parameters_of(name: str, severity: int, like: Like) -> tuple[Any, ...]:
+    """Return the arguments of a corruption at a severity."""
+    if name not in IMAGENET_C:
+        raise ValueError(f"no corruption {name!r}: expected one of {', '.join(IMAGENET_C)}")
+    check_severity(severity)
+    if like not in SEVERITIES:
+        raise ValueError(f"like={like!r}: expected one of {', '.join(SEVERITIES)}")
+    return SEVERITIES[like][name][severity - 1]

@@ -1,4 +1,4 @@
-"""What is laid over images: noise, a plasma fractal, ice, the light on drops; and colours to lay it in."""
+"""Textures to blend with images: noise, plasma fractals, ice and shaded drops."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ __all__ = ["drop_shading", "grey", "ice", "noise_like", "plasma", "tint"]
 
 
 def noise_like(x: Tensor, generator: Generator) -> Tensor:
-    """N(0, 1) for each value."""
+    """Return N(0, 1) noise of the shape of x."""
     return torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
 
 
 def grey(x: Tensor) -> Tensor:
-    """The luminance of RGB; images of other channels stay."""
+    """Return the luminance of RGB images; others are returned unchanged."""
     if x.shape[1] != 3:
         return x
     return (x * x.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)).sum(1, keepdim=True)
 
 
 def tint(x: Tensor, colour: tuple[int, int, int]) -> Tensor:
-    """A colour of 0 to 255, to multiply images like x with; its grey where they have no colours."""
+    """Return a colour of levels 0 to 255 as a factor for images like x; its luminance if x is not RGB."""
     shade = x.new_tensor(colour).view(1, 3, 1, 1) / 255
     return shade if x.shape[1] == 3 else grey(shade)
 
 
 def plasma(like: Tensor, decay: float, generator: Generator) -> Tensor:
-    """Diamond-square heights in [0, 1] on a torus, (B, 1, H, W): each halving of the step divides the wobble by decay².
+    """Return diamond-square heights in [0, 1], (B, 1, H, W). Each halving of the step divides the noise by decay².
 
-    The torus' side is the next power of two, as in ImageNet-C, and cropped.
+    As in ImageNet-C, they are computed on a torus with a power of two as its side, and cropped.
     """
     count, (height, width) = len(like), like.shape[-2:]
     side = 1 << (max(height, width) - 1).bit_length()
 
     def jitter(*shape: int) -> Tensor:
-        return wobble**2 * (2 * torch.rand(shape, generator=generator, device=like.device, dtype=like.dtype) - 1)
+        return amplitude**2 * (2 * torch.rand(shape, generator=generator, device=like.device, dtype=like.dtype) - 1)
 
     heights = torch.zeros(count, side, side, device=like.device, dtype=like.dtype)
-    step, wobble = side, 1.0
+    step, amplitude = side, 1.0
     while step >= 2:
         half = step // 2
         corners = heights[:, ::step, ::step]
@@ -52,13 +52,13 @@ def plasma(like: Tensor, decay: float, generator: Generator) -> Tensor:
         beside, above = centres + centres.roll(1, 1), centres + centres.roll(1, 2)
         heights[:, ::step, half::step] = (beside + corners + corners.roll(-1, 2)) / 4 + jitter(count, cells, cells)
         heights[:, half::step, ::step] = (above + corners + corners.roll(-1, 1)) / 4 + jitter(count, cells, cells)
-        step, wobble = half, wobble / decay
+        step, amplitude = half, amplitude / decay
     heights -= heights.amin((1, 2), keepdim=True)
     return (heights / heights.amax((1, 2), keepdim=True))[:, None, :height, :width]
 
 
 def ice(x: Tensor, generator: Generator) -> Tensor:
-    """Needles in a few directions, in patches: bluish, in the mean and spread of light that the photographs have."""
+    """Return bluish needles in random directions and patches, as bright and contrasted as ImageNet-C's photos."""
     layers = x.new_empty(3 * len(x), 1, *x.shape[-2:])
     needles = _standardised(streak(noise_like(layers, generator), 8, 4, (-90, 90), generator))
     patches = _standardised(plasma(layers, 1.5, generator))
@@ -74,7 +74,7 @@ def _standardised(x: Tensor) -> Tensor:
 
 
 def drop_shading(liquid: Tensor) -> Tensor:
-    """Light on drops: brighter towards the lower right of their outlines, by the distance from these."""
+    """Return the shading of drops: brighter towards the lower right, by the distance from their outlines."""
     wet = F.pad((liquid > 0).to(liquid.dtype), (0, 1, 0, 1), mode="replicate")
     here = wet[..., :-1, :-1]
     outline = (here != wet[..., :-1, 1:]) | (here != wet[..., 1:, :-1])

@@ -1,20 +1,25 @@
-"""What a data set is made of: images with labels, a change made to them on the device, and a suite of shifts."""
+"""What a data set is made of: images with labels, a change applied on the device, and a suite of shifted versions."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from torch import Generator, Tensor
 
-__all__ = ["IGNORE", "Change", "ImageSet", "Part", "Rows", "Suite"]
+__all__ = ["IGNORE", "Change", "DataError", "ImageSet", "Part", "Rows", "Suite"]
 
 IGNORE = 255
 """The label of pixels that are not scored."""
 
 Change: TypeAlias = Callable[[Tensor, Generator], Tensor]
-"""A change made to a batch of images on the device, such as a corruption."""
+"""A change applied to a batch of images on the device, such as a corruption."""
+
+
+class DataError(ValueError):
+    """The data is missing, incomplete or unreadable. The message says what to do."""
 
 
 class ImageSet(Protocol):
@@ -27,50 +32,47 @@ class ImageSet(Protocol):
 
 @runtime_checkable
 class Rows(Protocol):
-    """Images stored in one array, so that a batch is read at once."""
+    """Images stored in one array, so that a whole batch is read in one call."""
 
-    def rows(self, places: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def rows(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the images and labels at these indices."""
         ...
 
 
 @dataclass(frozen=True)
 class Part:
-    """Images, and the change that is made to them on the fly."""
+    """Images, and the change applied to them on the fly."""
 
     images: ImageSet
     change: Change | None = None
     ordered: bool = False
-    """Keep the images in their own order, as recordings need it."""
+    """Keep the images in their own order, as video recordings require."""
 
 
-class Suite(Protocol):
+class Suite(ABC):
     """A data set in its clean and its shifted versions."""
 
-    @property
-    def name(self) -> str:
-        """Its name in error messages."""
-        ...
+    name: str
+    """Its name in error messages."""
+    shifts: Sequence[str]
+    """Names of the shifted versions: corruptions, conditions, or the set itself."""
+    extra: Sequence[str] = ()
+    """Further shifts, used only when named."""
+    classes: tuple[int, ...] | None = None
+    """The subset of the network's classes that occurs in the data; None means all."""
+    graded: bool = True
+    """Whether the severity makes a difference."""
+    task: str = "classification"
+    """`"classification"` or `"segmentation"`."""
 
-    @property
-    def shifts(self) -> Sequence[str]:
-        """Names of the shifted versions: corruptions, conditions, or the set itself."""
-        ...
-
-    @property
-    def extra(self) -> Sequence[str]:
-        """Further shifts, used only when named."""
-        ...
-
-    @property
-    def classes(self) -> tuple[int, ...] | None:
-        """The subset of the network's classes that occurs in the data; None means all."""
-        ...
-
+    @abstractmethod
     def part(self, shift: str, severity: int) -> Part:
         """Return a shifted version."""
-        ...
 
+    @abstractmethod
     def clean(self) -> Part:
-        """Return the version without shift."""
-        ...
+        """Return the version without shift, or raise `DataError` if there is none."""
+
+    def missing(self) -> list[str]:
+        """Return messages about parts of the data that are absent."""
+        return []
