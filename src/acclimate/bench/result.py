@@ -180,13 +180,17 @@ class Result:
         return {"summary": summary | {name: self._mean(name) for name in means}, **asdict(self)}
 
     def compact(self) -> dict[str, Any]:
-        """The same for committed files: floats of 6 significant digits, no summary, nothing that is None.
+        """The same for committed files: 6 significant digits, no summary, nothing that is None.
 
-        Domains are columns: `{"name": [...], "accuracy": [...], ...}`.
+        Domains are columns, `{"name": [...], "accuracy": [...], ...}`; a column of equal numbers is one number.
         """
         content: dict[str, Any] = _rounded(asdict(self))
         columns = {f.name: [domain[f.name] for domain in content["domains"]] for f in fields(DomainResult)}
-        content["domains"] = {name: column for name, column in columns.items() if any(v is not None for v in column)}
+        content["domains"] = {
+            name: column[0] if name not in ("name", "iou") and len(set(column)) == 1 else column
+            for name, column in columns.items()
+            if any(value is not None for value in column)
+        }
         return {name: value for name, value in content.items() if value is not None}
 
     @classmethod
@@ -197,13 +201,16 @@ class Result:
             raise ValueError(f"a result has no {', '.join(sorted(unknown))}")
         domains = content["domains"]
         if isinstance(domains, Mapping):
-            domains = [dict(zip(domains, row, strict=True)) for row in zip(*domains.values(), strict=True)]
+            count = len(domains.get("name", ()))
+            columns = [column if isinstance(column, list) else [column] * count for column in domains.values()]
+            domains = [dict(zip(domains, row, strict=True)) for row in zip(*columns, strict=True)]
         return cls(**{**own, "domains": [DomainResult(**domain) for domain in domains]})
 
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        short = float(f"{value:.6g}")
+        return int(short) if short.is_integer() else short
     if isinstance(value, Mapping):
         return {name: _rounded(each) for name, each in value.items()}
     return [_rounded(each) for each in value] if isinstance(value, Sequence) and not isinstance(value, str) else value

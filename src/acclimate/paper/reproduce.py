@@ -102,8 +102,10 @@ class Recipe:
 # The file of numbers
 
 _NAMES = {method.__name__: name for name, method in METHODS.items()}
-_IN_PLAN = ("model", "protocol", "arguments", "done")
-"""Fields of a result that follow from the plan of its case."""
+_LEFT_OUT = {"model", "protocol", "arguments", "done", "source_accuracy"}
+"""Fields of a result that its case's plan, or the result of the source network, has."""
+_DETAILS = {"in_graph", "adaptive_ece", "nll", "brier", "aurc", "process_memory", "iou"}
+"""Fields of a domain that no table or figure shows; the folder of the case has them."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +128,13 @@ class Numbers:
         """Return the content of its file: compact results, plans without default values, each origin once."""
         origins, cases = self.origins, []
         for case in self.cases:
-            usual = Plan(data=case.plan.data).as_dict()
-            plan = {name: value for name, value in case.plan.as_dict().items() if value != usual[name]}
-            compact = [{**result.compact(), "origin": origins.index(result.origin)} for result in case.results]
-            dropped = {*_IN_PLAN, "source_accuracy"}  # the source's own result has its accuracies
-            results = [{name: v for name, v in result.items() if name not in dropped} for result in compact]
+            plan, usual = case.plan.as_dict(), Plan(data=case.plan.data).as_dict()
+            plan = {name: value for name, value in plan.items() if value != usual[name] or name == "data"}
+            results = []
+            for result in case.results:
+                stored = {name: value for name, value in result.compact().items() if name not in _LEFT_OUT}
+                stored["domains"] = {name: v for name, v in stored["domains"].items() if name not in _DETAILS}
+                results.append({**stored, "origin": origins.index(result.origin)})
             cases.append({"row": case.row, "column": case.column, "x": case.x, "plan": plan, "results": results})
         head = {name: getattr(self, name) for name in ("recipe", "title", "scale", "command")}
         return json_lines({**head, "origins": origins, "cases": cases}, depth=4)
