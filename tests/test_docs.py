@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
+from acclimate.paper.numbers import join, show
 
 from acclimate import METHODS, Source
 from acclimate.bench.evaluate import Result
@@ -21,7 +22,6 @@ from acclimate.bench.results import read_results
 from acclimate.bench.tables import FORMATS
 from acclimate.data.digits import load_digits
 from acclimate.methods.presets import hyper_parameters
-from acclimate.paper.numbers import join, show
 from acclimate.paper.published import paper_rows
 from acclimate.paper.recipes import RECIPES
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from acclimate.paper.numbers import join, show
+from acclimate.paper.recipe import Case, Recipe, Shown, _begin, reproduce, side_by_side
 from typer.testing import CliRunner
 
 from acclimate import EATAC
@@ -26,8 +28,6 @@ from acclimate.data import DataError, open_suite
 from acclimate.data.cifar import CIFARC
 from acclimate.data.on_the_fly import Corrupted
 from acclimate.paper import studies
-from acclimate.paper.numbers import join, show
-from acclimate.paper.recipe import Case, Recipe, Shown, _begin, reproduce, side_by_side
 from acclimate.paper.recipes import RECIPES
 from acclimate.paper.scales import SCALES, Scale
 from benchmarks.paper import filled, take_over

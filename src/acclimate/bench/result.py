@@ -25,9 +25,9 @@ class DomainResult:
     """Forward passes of single samples."""
     backwards: int
     """Samples that received a gradient."""
-    in_graph: int | None
-    """Samples that were in the autograd graph; None where it was not counted."""
     seconds: float
+    in_graph: int | None = None
+    """Samples that were in the autograd graph; None where it was not counted."""
     clean_accuracy: float | None = None
     """Score on clean images after this domain: accuracy, or the mIoU of a segmenter."""
     adaptive_ece: float | None = None
@@ -74,6 +74,8 @@ class Result:
     domains: list[DomainResult] = field(default_factory=list)
     bins: dict[str, list[float]] = field(default_factory=_no_bins)
     """Reliability of the whole stream: `count`, and sums of `confident` and `correct`, per bin of confidence."""
+    measured: dict[str, Any] | None = None
+    """What a study of the paper measured instead of domains."""
     protocol: dict[str, Any] = field(default_factory=dict)
     """What must be equal for results to be compared."""
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -170,16 +172,26 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """All fields, for JSON, and a `summary` for human readers that `from_dict` ignores."""
+        if not self.domains:
+            return asdict(self)
         whole = ("accuracy", "ece", "clean_after", "seconds", "forwards", "backwards", "images_per_second")
         means = ("adaptive_ece", "nll", "brier", "aurc", "kept", "miou")
         summary = {name: getattr(self, name) for name in (*whole, "gpu_memory")}
         return {"summary": summary | {name: self._mean(name) for name in means}, **asdict(self)}
 
     def compact(self) -> dict[str, Any]:
-        """The same for committed files: floats of 6 significant digits, no summary, no field that is None."""
+        """The same for committed files: 6 significant digits, no summary, nothing that is None.
+
+        Domains are columns, `{"name": [...], "accuracy": [...], ...}`; a column of equal numbers is one number.
+        """
         content: dict[str, Any] = _rounded(asdict(self))
-        content["domains"] = [_without_none(domain) for domain in content["domains"]]
-        return _without_none(content)
+        columns = {f.name: [domain[f.name] for domain in content["domains"]] for f in fields(DomainResult)}
+        content["domains"] = {
+            name: column[0] if name not in ("name", "iou") and len(set(column)) == 1 else column
+            for name, column in columns.items()
+            if any(value is not None for value in column)
+        }
+        return {name: value for name, value in content.items() if value is not None}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Result:
@@ -187,16 +199,18 @@ class Result:
         own = {name: value for name, value in content.items() if name != "summary"}
         if unknown := own.keys() - {f.name for f in fields(cls)}:
             raise ValueError(f"a result has no {', '.join(sorted(unknown))}")
-        return cls(**{**own, "domains": [DomainResult(**domain) for domain in content["domains"]]})
+        domains = content["domains"]
+        if isinstance(domains, Mapping):
+            count = len(domains.get("name", ()))
+            columns = [column if isinstance(column, list) else [column] * count for column in domains.values()]
+            domains = [dict(zip(domains, row, strict=True)) for row in zip(*columns, strict=True)]
+        return cls(**{**own, "domains": [DomainResult(**domain) for domain in domains]})
 
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        short = float(f"{value:.6g}")
+        return int(short) if short.is_integer() else short
     if isinstance(value, Mapping):
         return {name: _rounded(each) for name, each in value.items()}
     return [_rounded(each) for each in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
-
-
-def _without_none(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in content.items() if value is not None}

@@ -21,7 +21,7 @@ def read_results(folders: Sequence[Path]) -> list[Result]:
         if not folder.is_dir():
             raise FileNotFoundError(f"there is no folder {folder} with results")
         found += [_read(path) for path in sorted(folder.glob("*-seed*.json"))]
-    finished = {(result.setting, result.seed): result for result in found if result.done}
+    finished = {(result.setting, result.seed): result for result in found if result.done and result.domains}
     if not finished:
         raise FileNotFoundError(f"no finished result in {', '.join(map(str, folders))}: `acclimate run` writes them")
     return list(finished.values())

@@ -105,6 +105,18 @@ class Run:
             arguments["source"] = [x for x, _ in self._source(job.seed).on(plan.device)]
         return METHODS[job.method].preset(self.family, self.network.model, **arguments)
 
+    def start(self, job: Job, adapter: Adapter) -> Result:
+        """Return a job's result without numbers."""
+        preprocess = self.network.preprocess
+        return start_result(
+            adapter,
+            self.scenario(job.seed),
+            model=self.plan.model,
+            protocol=self.plan.protocol,
+            arguments=self.plan.arguments(job),
+            preprocess=None if preprocess is None else asdict(preprocess),
+        )
+
     def do(self, job: Job, on_batch: Callable[[BatchResult, float], None] | None = None) -> Result:
         """Carry out a job, or resume it; a finished one is read."""
         result, state = self.folder.find(job)
@@ -113,16 +125,7 @@ class Run:
         adapter, scenario = self.adapter(job), self.scenario(job.seed)
         if state is not None:
             adapter.load(state)
-        if result is None:
-            preprocess = self.network.preprocess
-            result = start_result(
-                adapter,
-                scenario,
-                model=self.plan.model,
-                protocol=self.plan.protocol,
-                arguments=self.plan.arguments(job),
-                preprocess=None if preprocess is None else asdict(preprocess),
-            )
+        result = result or self.start(job, adapter)
         clean = self.clean(job.seed) if self.plan.probe == "snapshot" and self._has_clean else None
 
         def write(result: Result) -> None:

@@ -9,6 +9,15 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from .._version import __version__
+from ..bench.demo import DEMO_METHODS, demo_plans
+from ..bench.networks import KINDS
+from ..bench.plan import combine, read_config
+from ..bench.results import read_plan, read_results
+from ..bench.run import Run
+from ..bench.scenarios import SCENARIOS
+from ..bench.tables import FORMATS, differences, paper_table
+from ..data import SUITES
+from ..methods import METHODS
 
 try:
     import typer
@@ -45,8 +54,6 @@ def _main(
 @app.command()
 def methods() -> None:
     """List the methods."""
-    from ..methods import METHODS
-
     for name, method in METHODS.items():
         console.print(f"[bold]{name:10}[/] {(method.__doc__ or '').splitlines()[0]}", highlight=False)
 
@@ -54,11 +61,6 @@ def methods() -> None:
 @app.command("list")
 def list_names() -> None:
     """List methods, networks, data sets and scenarios by name."""
-    from ..bench.networks import KINDS
-    from ..bench.scenarios import SCENARIOS
-    from ..data import SUITES
-    from ..methods import METHODS
-
     groups = {
         "methods": {name: (method.__doc__ or "").splitlines()[0] for name, method in METHODS.items()},
         "networks": KINDS,
@@ -91,8 +93,6 @@ def demo(
     device: Device = "cpu",
 ) -> None:
     """Adapt small networks to a lifelong stream of corrupted digits, and write an HTML report."""
-    from ..bench.demo import DEMO_METHODS
-
     _adapt_to_digits("demo", out, method or DEMO_METHODS, network, severity, images, seed, device)
 
 
@@ -120,9 +120,7 @@ def _adapt_to_digits(
     seed: int,
     device: str,
 ) -> None:
-    from ..bench.demo import demo_plans
     from ..bench.report import write_demo
-    from ..bench.run import Run
 
     with one_line_errors("cannot run"), TemporaryDirectory() as folder:  # measured again each time
         plans = demo_plans(methods, networks, images=images, seed=seed, severity=severity, device=device)
@@ -148,9 +146,6 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and its cost, and stop.")] = False,
 ) -> None:
     """Compare methods on a network and a stream. Results are written after each domain, and a stopped run resumes."""
-    from ..bench.plan import combine, read_config
-    from ..bench.run import Run
-
     with one_line_errors("cannot run"):
         content = {} if config is None else read_config(config)
         job = Run(combine(content, options), out)
@@ -183,8 +178,6 @@ def table(
 
     Of more than four rounds it shows the first, fourth, seventh and so on, as the paper does; csv has all.
     """
-    from ..bench.results import read_results
-    from ..bench.tables import FORMATS, differences, paper_table
     from ..paper.published import paper_notes, rows_for, with_paper
 
     if layout not in FORMATS:
@@ -210,8 +203,6 @@ def report(
 ) -> None:
     """Write finished results as one HTML page: curves along the stream, reliability, forgetting, cost, pictures."""
     from ..bench.report import write_report
-    from ..bench.results import read_plan, read_results
-    from ..bench.run import Run
 
     with one_line_errors("no report"):
         results = read_results(folders)

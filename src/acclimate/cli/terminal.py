@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -13,10 +13,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from ..bench.evaluate import BatchResult
-    from ..bench.result import Result
-    from ..bench.run import Run
+from ..bench.evaluate import BatchResult
+from ..bench.result import Result
+from ..bench.run import Run
+from ..bench.tables import summary_table
 
 __all__ = [
     "EXPECTED",
@@ -71,7 +71,7 @@ def carry_out(runs: Sequence[Run]) -> list[Result]:
     """Carry out all jobs of some runs, with one progress bar per job."""
     results = []
     with progress_bars() as progress:
-        for run, job in [(run, job) for run in runs for job in run.plan.jobs()]:
+        for run, job in ((each, job) for each in runs for job in each.plan.jobs()):
             total = len(run.scenario(job.seed))
             name = job.name if len(runs) == 1 else f"{job.method}, {run.plan.model}"
             note = "compiling at the first batch" if run.plan.engine == "auto" else ""
@@ -123,8 +123,6 @@ def progress_bars() -> Progress:
 
 def print_table(title: str, results: Sequence[Result]) -> None:
     """Print the summary of results, grouped by network."""
-    from ..bench.tables import summary_table
-
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in summary_table(results)[0]:
         first = column == "method"
