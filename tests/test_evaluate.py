@@ -14,13 +14,18 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from acclimate import ETA, MEMO, METHODS, Source, Tent, __version__
+from acclimate.bench.demo import demo_plans
 from acclimate.bench.evaluate import evaluate, run
 from acclimate.bench.metrics import Meter, Scores
 from acclimate.bench.result import Result
+from acclimate.bench.run import Run
 from acclimate.bench.stream import Domain, Scenario
 from acclimate.bench.tables import mean_and_deviation
 from acclimate.cli.main import app
+from acclimate.data import DataError, open_suite
+from acclimate.data.corruptions import corrupt
 from acclimate.data.demo_digits import DemoDigits
+from acclimate.data.digits import load_digits
 
 
 def test_calibration_against_torchmetrics() -> None:
@@ -209,6 +214,25 @@ def test_the_demo_from_the_command_line(tmp_path: Path) -> None:
     assert eata["accuracy"] > source["accuracy"] + 0.1
     assert 0 < eata["backwards"] < eata["forwards"]
     assert written["command"].startswith("acclimate demo --severity 4 --images 64")
+
+
+def test_the_demos_stream_is_made_in_order(tmp_path: Path) -> None:
+    """One generator through all corruptions, batch by batch; test digits, probe and source images in their order."""
+    training, test = load_digits()
+    generator = torch.Generator().manual_seed(3)
+    (plan,) = demo_plans(("eata",), ("vit",), images=70, seed=3, severity=2)
+    job = Run(plan, tmp_path)
+    domains = job.scenario(3).domains
+    assert [domain.name for domain in domains] == [*DemoDigits.shifts]
+    for domain in domains:
+        for (x, y), part in zip(domain.on("cpu"), (slice(64), slice(64, 70)), strict=True):
+            assert torch.equal(x, corrupt(test.x[part], domain.name, 2, generator))
+            assert torch.equal(y, test.y[part])
+    assert torch.equal(torch.cat([x for x, _ in job.clean(3).on("cpu")]), test.x[-128:])
+    assert torch.equal(torch.cat([x for x, _ in job._source(3).on("cpu")]), training.x[:1000])
+    assert "lr=0.003" in repr(job.adapter(next(plan.jobs())))
+    with pytest.raises(DataError, match="demo:IMAGES,SEED"):
+        open_suite("demo:many")
 
 
 def test_every_method_is_compared_in_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

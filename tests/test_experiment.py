@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from acclimate import METHODS
+from acclimate.bench import own_networks
 from acclimate.bench import run as bench_run
 from acclimate.bench.networks import NetworkError, load_network
 from acclimate.bench.own_networks import digits_resnet
-from acclimate.bench.plan import Plan, PlanError, read_overrides
+from acclimate.bench.plan import Plan, PlanError, combine, read_overrides
 from acclimate.bench.results import read_results
 from acclimate.bench.run import Run
 from acclimate.bench.tables import differences, paper_table
@@ -183,6 +186,7 @@ def test_another_plan_is_not_mixed_in(tmp_path: Path) -> None:
         ({"overrides": {"magic": {}}}, "no method 'magic'"),
         ({"images": 0}, "images=0: expected a number of at least 1"),
         ({"source_images": "many"}, "source_images='many'"),
+        ({"severity": 6}, "severity=6: expected a number from 1 to 5"),
     ],
 )
 def test_plans_that_cannot_be(changes: dict[str, Any], message: str) -> None:
@@ -304,6 +308,30 @@ def test_the_run_command(tmp_path: Path) -> None:
     assert "statistics='source'" in call
     listed = runner.invoke(app, ["list"]).output
     assert all(name in listed for name in ("eata-c", "timm:NAME", "imagenet-r", "correlated"))
+
+
+def test_options_are_the_fields_of_a_plan() -> None:
+    parameters = {p.name: p for p in get_command(app).commands["run"].params}
+    names = {f.metadata["name"] or f.name: f for f in fields(Plan)}
+    assert parameters.keys() == {*names, "config", "out", "dry_run"}
+    for name, f in names.items():
+        assert parameters[name].opts == [f"--{name.replace('_', '-')}"]
+        assert parameters[name].default is None, "an option that was not given says nothing"
+        assert parameters[name].help.startswith(f.metadata["help"])
+    assert "1<=x<=5" in CliRunner().invoke(app, ["run", "--severity", "6"]).output
+    shown = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).output
+    assert all(text in shown for text in ("snapshot, readapt, none", "64; 1 for street scenes", "eata.beta=500"))
+
+
+def test_options_override_a_configuration() -> None:
+    config = {"methods": ["tent"], "severity": 3, "overrides": {"tent": {"lr": 1, "seed": 2}}}
+    both = combine(config, {"severity": 4, "overrides": {"tent": {"lr": 5}, "eata": {"beta": 0}}})
+    assert (both.methods, both.severity, both.workers, both.precision) == (("tent",), 4, 0, "fp32")
+    assert both.overrides == {"tent": {"lr": 5, "seed": 2}, "eata": {"beta": 0}}
+    assert combine({}, {"device": "cuda"}).workers >= 1
+    assert combine({"engine": "auto"}, {"device": "cuda:1"}).precision == "bf16"
+    assert combine({"engine": "auto", "precision": "fp32"}, {"device": "cuda"}).precision == "fp32"
+    assert combine({"engine": "auto"}, {}).precision == "fp32"
 
 
 def test_the_papers_numbers_stand_beside_ours_where_the_setting_is_the_same(tmp_path: Path) -> None:
@@ -429,6 +457,21 @@ def test_networks_of_ones_own(tmp_path: Path) -> None:
     ):
         with pytest.raises(NetworkError, match=message):
             load_network(spec)
+
+
+def test_weights_that_are_not_in_the_package_are_found_in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = Path(own_networks.__file__).parents[1]
+    assert own_networks.weights("digits-resnet").parent == package / "weights"
+    assert own_networks.weights("cifar10-resnet").parent == package.parents[1] / "weights"
+    monkeypatch.setattr(own_networks, "__file__", "/no/where/lib/acclimate/bench/own_networks.py")
+    with pytest.raises(NetworkError, match=r"cifar10-vit=FILE.*training\.cifar10"):
+        load_network("cifar10-vit")
+
+
+def test_the_package_is_small() -> None:
+    package = Path(own_networks.__file__).parents[1]
+    data = [file for file in package.rglob("*") if file.is_file() and file.suffix not in (".py", ".pyc")]
+    assert sum(file.stat().st_size for file in data) < 2_000_000
 
 
 def test_a_cache_goes_to_all_data_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from acclimate.bench.own_networks import NETWORKS
 from acclimate.data import corruptions
 from acclimate.data.corruptions import BENCHMARK
 
-WEIGHTS = Path(__file__).parents[1] / "src" / "acclimate" / "weights"
+WEIGHTS = Path(__file__).parents[1] / "weights"
 
 
 def unpack(archive: Path, folder: Path) -> None:

@@ -137,7 +137,7 @@ class _DomainMeter:
         self._shown, self._read = 0.0, 0.0
 
     def update(self, batch: BatchResult) -> None:
-        """Take in a batch."""
+        """Add a batch."""
         step = batch.step
         if not self.images:
             _check_labels(batch)

@@ -77,7 +77,9 @@ class Plan:
     scenario: str = _option("lifelong", "Order of the domains, and when to reset.", choices=SCENARIOS)
     severity: int = _option(5, "Severity of the corruptions.", least=1, most=5)
     shifts: Sequence[str] | None = _option(None, "A corruption; repeat for more.", name="shift", usual="all")
-    seeds: Sequence[int] = _option((0,), "Seed of the stream and the adapters; repeat for more.", name="seed")
+    seeds: Sequence[int] = _option(
+        (0,), "Seed of the stream and the adapters; repeat for more.", name="seed", usual="0"
+    )
     batch_size: int = _option(0, "Images per batch.", least=1, usual="64; 1 for street scenes")
     images: int | None = _option(None, "Images per domain.", least=1, usual="all")
     source: str | None = _option(

@@ -171,12 +171,12 @@ def _moved(
     if device.type != "cuda":
         yield from ((x.to(device), y, parts) for x, y, parts in batches)
         return
-    beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     waiting: tuple[Tensor, Tensor, list[int]] | None = None
     for x, y, parts in batches:
-        with torch.cuda.stream(beside):
+        with torch.cuda.stream(copying):
             copied = x.to(device, non_blocking=True)
-            there = beside.record_event()
+            there = copying.record_event()
         if waiting is not None:
             yield waiting
         torch.cuda.current_stream(device).wait_event(there)

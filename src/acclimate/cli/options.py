@@ -51,10 +51,7 @@ def plan_options(
                 content = {name: _value(name, value) for name, value in given.items() if value not in (None, [])}
             command(content, **values)
 
-        parameters = [*(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own)]
-        arguments = [each for each in parameters if each.default is inspect.Parameter.empty]
-        options = [each for each in parameters if each not in arguments]
-        every = [*arguments, *derived, *options]
+        every = [*derived, *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own)]
         parsed.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         parsed.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
         return parsed
@@ -63,15 +60,15 @@ def plan_options(
 
 
 def _option(field: Field[Any], about: str | None, defaults: bool) -> Any:
-    told = field.metadata
-    choices = f" One of {', '.join(told['choices'])}." if told["choices"] and field.name != "methods" else ""
-    usual = told["usual"] or (str(field.default) if isinstance(field.default, (str, int)) else False)
+    described = field.metadata
+    choices = f" One of {', '.join(described['choices'])}." if described["choices"] and field.name != "methods" else ""
+    default = described["usual"] or (str(field.default) if isinstance(field.default, (str, int)) else False)
     return typer.Option(
-        f"--{(told['name'] or field.name).replace('_', '-')}",
-        min=told["least"],
-        max=told["most"],
-        help=(about or told["help"]) + choices,
-        show_default=usual if defaults else False,
+        f"--{(described['name'] or field.name).replace('_', '-')}",
+        min=described["least"],
+        max=described["most"],
+        help=(about or described["help"]) + choices,
+        show_default=default if defaults else False,
     )
 
 
