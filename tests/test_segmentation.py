@@ -361,7 +361,7 @@ def test_a_run_on_scenes(tmp_path: Path) -> None:
         *(f"{w}, round 1" for w in WEATHER),
         "fog, round 2",
     ]
-    assert 0 < content["miou"] < 1
+    assert 0 < content["summary"]["miou"] < 1
     assert content["call"].count("statistics='source'") == 1
     table = CliRunner().invoke(app, ["table", str(out)])
     assert "| Tent | mIoU |" in table.output
