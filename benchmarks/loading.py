@@ -23,11 +23,12 @@ from torch import Tensor, nn
 
 from acclimate import EATA
 from acclimate.bench.own_networks import SmallViT
-from acclimate.bench.scenarios import drawn
-from acclimate.bench.stream import Drawn, ImageSet, Part
+from acclimate.bench.scenarios import sample_domain
+from acclimate.bench.stream import SampledDomain
 from acclimate.bench.tables import Table
 from acclimate.data.decoded import Decoded
 from acclimate.data.folders import ImageFolder, Preprocess
+from acclimate.data.types import ImageSet, Part
 
 from .command import command, write
 from .steps import Share, networks
@@ -60,9 +61,9 @@ def files(folder: Path, size: tuple[int, int], noise: float, count: int) -> Imag
     return ImageFolder(folder.parent, Preprocess(256, 224) if size[0] != size[1] else Preprocess(crop=size[0]))
 
 
-def stream(images: ImageSet, workers: int, batches: int) -> Drawn:
+def stream(images: ImageSet, workers: int, batches: int) -> SampledDomain:
     """Repeat the images for all windows of `batches`, plus the batches read before the clock starts."""
-    once = drawn("images", Part(images), batch_size=BATCH, workers=workers)
+    once = sample_domain("images", Part(images), batch_size=BATCH, workers=workers)
     total = BATCH * (WINDOWS * batches + ahead(workers))
     return replace(once, picks=([*once.picks] * (-(-total // len(images))))[:total])
 

@@ -1,8 +1,9 @@
 """Time and memory of each method: `python -m benchmarks.methods [--device cuda] [--out FOLDER]`
 
 Every method of the paper's Table 7 with its preset on random networks (ResNet-50 and ViT-Base on a GPU, small ones
-elsewhere), batches of 64, in eager PyTorch and in the engine: milliseconds per batch, seconds for 50,000 images, and peak memory of a step.
-Selecting methods keep a fixed share of the samples. MEMO runs on four images, one at a time, and is scaled up.
+elsewhere), batches of 64, in eager PyTorch and in the engine: milliseconds per batch, seconds for 50,000 images, and
+peak memory of a step. Selecting methods keep a fixed share of the samples. MEMO runs on four images, one at a time, and
+is scaled up.
 """
 
 from __future__ import annotations

@@ -9,13 +9,15 @@ from __future__ import annotations
 import multiprocessing
 import statistics
 import warnings
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from acclimate.bench.demo import Demo
-from acclimate.bench.evaluate import evaluate
-from acclimate.bench.stream import Scenario
+from acclimate.bench.demo import demo_plans
+from acclimate.bench.run import Run
+from acclimate.bench.tables import Table
 
 from .command import command, write
 
@@ -33,14 +35,15 @@ def measure(job: tuple[int, str, str]) -> tuple[int, list[tuple[str, str, str, f
     seed, engine, device = job
     warnings.simplefilter("ignore", DeprecationWarning)  # from torch's compiler
     torch.set_num_threads(2)
-    show = Demo(("source", "tent", "eata", "eata-c"), seed=seed, device=device, running=ENGINES[engine])
-    scenario = Scenario("demo", list(show.domains()))
+    fields = {"severity": 4, "images": 384, "seed": seed, "device": device, "probe": "none", **ENGINES[engine]}
     found = []
-    for adapter in show.adapters():
-        result = evaluate(adapter, scenario)
-        names = (type(adapter.model).__name__, type(adapter).__name__, engine)
-        print(*names, seed, f"{100 * result.accuracy:.2f} {100 * result.ece:.2f}", flush=True)
-        found.append((*names, result.accuracy, result.ece))
+    with TemporaryDirectory() as folder:
+        for plan in demo_plans(("source", "tent", "eata", "eata-c"), **fields):
+            run = Run(plan, Path(folder) / plan.model)
+            for result in map(run.do, plan.jobs()):
+                names = (result.network, result.method, engine)
+                print(*names, seed, f"{100 * result.accuracy:.2f} {100 * result.ece:.2f}", flush=True)
+                found.append((*names, result.accuracy, result.ece))
     return seed, found
 
 

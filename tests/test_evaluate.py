@@ -14,13 +14,13 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from acclimate import ETA, MEMO, METHODS, Source, Tent, __version__
-from acclimate.bench.demo import Demo
 from acclimate.bench.evaluate import evaluate, run
 from acclimate.bench.metrics import Meter, Scores
 from acclimate.bench.result import Result
 from acclimate.bench.stream import Domain, Scenario
 from acclimate.bench.tables import mean_and_deviation
 from acclimate.cli.main import app
+from acclimate.data.demo_digits import DemoDigits
 
 
 def test_calibration_against_torchmetrics() -> None:
@@ -212,7 +212,7 @@ def test_the_demo_from_the_command_line(tmp_path: Path) -> None:
 
 
 def test_every_method_is_compared_in_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Demo, "corruptions", ("fog", "contrast"))
+    monkeypatch.setattr(DemoDigits, "shifts", ("fog", "contrast"))
     arguments = ["compare", "--network", "resnet", "--images", "8", "--out", str(tmp_path)]
     chosen = {name: m for name, m in METHODS.items() if name not in ("memo", "tea") and m.task != "segmentation"}
     refused = CliRunner().invoke(app, [*arguments, "--method", "dat"])

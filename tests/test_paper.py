@@ -30,7 +30,6 @@ from acclimate.paper.recipes import RECIPES
 from acclimate.paper.reproduce import Case, Numbers, Recipe, _start_process, join, reproduce, show, side_by_side
 from acclimate.paper.scales import SCALES, Scale
 
-
 DATA = {"paper": "imagenet-c:/data,/clean", "5k": "imagenet-c-5k:/data,/clean", "cifar10": "cifar10:/data"}
 TINY = {"images": 32, "batch_size": 16, "source_images": 16, "probe_images": 16}
 
@@ -252,9 +251,7 @@ def test_one_step_per_batch_is_plain_adaptation(tmp_path: Path) -> None:
 
 def test_all_samples_are_the_highest_and_the_lowest(tmp_path: Path) -> None:
     run, job = run_of(tiny(), "resnet", "tent", tmp_path)
-    high, low = (
-        measured(studies.entropy_share, run, job, which=which, percent=100) for which in ("highest", "lowest")
-    )
+    high, low = (measured(studies.entropy_share, run, job, which=which, percent=100) for which in ("highest", "lowest"))
     assert high == low
     assert measured(studies.entropy_share, run, job, which="lowest", percent=50) != high
     adapter = run.adapter(job)

@@ -12,16 +12,16 @@ from acclimate.bench.evaluate import evaluate, run
 from acclimate.bench.scenarios import (
     SCENARIOS,
     correlated,
-    drawn,
     episodic,
     gradual,
     lifelong,
     mixed,
     rounds,
+    sample_domain,
     single_domain,
     with_clean,
 )
-from acclimate.bench.stream import Drawn, Scenario
+from acclimate.bench.stream import SampledDomain, Scenario
 from acclimate.data.folders import Tensors
 from acclimate.data.on_the_fly import Corrupted
 
@@ -86,7 +86,7 @@ def test_gradual_severity_rises_and_falls() -> None:
 def test_mixed_batches_have_every_shift() -> None:
     scenario = mixed(suite(), shifts=[*SHIFTS, "brightness"], batch_size=30)
     (domain,) = scenario.domains
-    assert isinstance(domain, Drawn)
+    assert isinstance(domain, SampledDomain)
     assert len(domain.picks) == 120
     for start in range(0, 120, 30):
         assert {part for part, _ in domain.picks[start : start + 30]} == {0, 1, 2}
@@ -124,7 +124,7 @@ def test_a_batch_of_one() -> None:
 
 def test_the_papers_probe_adapts_to_clean_images_between_the_domains() -> None:
     scenario = lifelong(suite(), shifts=SHIFTS, batch_size=20)
-    clean = drawn("clean", suite().clean(), batch_size=20)
+    clean = sample_domain("clean", suite().clean(), batch_size=20)
     probed = with_clean(scenario, clean)
     assert [m.domain for m in run(Source(make("bn")), probed)] == [
         *["contrast"] * 2,
@@ -141,16 +141,16 @@ def test_the_papers_probe_adapts_to_clean_images_between_the_domains() -> None:
 
 
 def test_clean_images_between_episodes_start_anew_too() -> None:
-    probed = with_clean(episodic(suite(), shifts=["contrast"], batch_size=20), drawn("clean", suite().clean()))
+    probed = with_clean(episodic(suite(), shifts=["contrast"], batch_size=20), sample_domain("clean", suite().clean()))
     moments = [m for m in run(Tent(make("bn"), lr=0.3), probed) if m.domain == "clean"]
     fresh = Tent(make("bn"), lr=0.3)
-    for moment, (x, _) in zip(moments, drawn("clean", suite().clean()).on("cpu"), strict=True):
+    for moment, (x, _) in zip(moments, sample_domain("clean", suite().clean()).on("cpu"), strict=True):
         fresh.reset()
         assert torch.equal(moment.logits, fresh(x))
 
 
 def test_a_probe_of_an_episodic_run_is_episodic() -> None:
-    clean = drawn("clean", suite().clean(), batch_size=8)
+    clean = sample_domain("clean", suite().clean(), batch_size=8)
     result = evaluate(Tent(make("bn"), lr=0.3), episodic(suite(), shifts=SHIFTS, batch_size=8), clean=clean)
     assert {d.clean_accuracy for d in result.domains} == {result.clean_before}
 

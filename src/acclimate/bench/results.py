@@ -11,7 +11,7 @@ from ..files import write_text
 from .plan import Job, Plan, PlanError
 from .result import Result
 
-__all__ = ["ResultFolder", "read_results"]
+__all__ = ["ResultFolder", "read_plan", "read_results"]
 
 
 def read_results(folders: Sequence[Path]) -> list[Result]:
@@ -27,6 +27,15 @@ def read_results(folders: Sequence[Path]) -> list[Result]:
     return list(finished.values())
 
 
+def read_plan(folder: Path) -> Plan | None:
+    """Read the plan of a folder's results; None where there is none."""
+    file = folder / "plan.json"
+    try:
+        return Plan.from_dict(json.loads(file.read_text())) if file.is_file() else None
+    except ValueError as error:
+        raise PlanError(f"{file} is damaged ({error}): remove it, or choose another --out") from error
+
+
 def _read(path: Path) -> Result:
     try:
         return Result.from_dict(json.loads(path.read_text()))
@@ -39,14 +48,10 @@ class ResultFolder:
 
     def __init__(self, path: Path, plan: Plan) -> None:
         self.path, self.plan = path, plan
-        file = path / "plan.json"
-        if not file.is_file():
+        before = read_plan(path)
+        if before is None:
             return
-        try:
-            found = Plan.from_dict(json.loads(file.read_text())).as_dict()
-        except ValueError as error:
-            raise PlanError(f"{file} is damaged ({error}): remove it, or choose another --out") from error
-        mine = plan.as_dict()
+        found, mine = before.as_dict(), plan.as_dict()
         if differs := [key for key in ("model", "preset", *plan.protocol) if found[key] != mine[key]]:
             raise PlanError(
                 f"{path} holds results of another plan ({differs[0]} was {found[differs[0]]!r}, and is "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -13,7 +14,17 @@ from ..methods import METHODS
 from .plan import PROTOCOL, SHARED
 from .result import Result
 
-__all__ = ["FORMATS", "as_csv", "as_latex", "as_markdown", "differences", "mean_and_deviation", "paper_table"]
+__all__ = [
+    "FORMATS",
+    "as_csv",
+    "as_html",
+    "as_latex",
+    "as_markdown",
+    "differences",
+    "mean_and_deviation",
+    "paper_table",
+    "summary_table",
+]
 
 Table: TypeAlias = tuple[list[str], list[list[str]]]
 """Header and rows."""
@@ -88,6 +99,27 @@ def paper_table(results: Sequence[Result], *, every: bool = False) -> Table:
     return header, rows
 
 
+def summary_table(results: Sequence[Result]) -> Table:
+    """One row per result: score, ECE, passes, clean score before and after, seconds."""
+
+    def percent(value: float | None) -> str:
+        return "–" if value is None else f"{100 * value:.1f}"
+
+    score = "acc %" if any(result.miou is None for result in results) else "mIoU %"
+    header = ["method", score, "ECE %", "forwards", "backwards", "clean before", "clean after", "seconds"]
+    rows = [
+        [
+            result.method,
+            *map(percent, (result.score, result.ece)),
+            *(f"{passes:,}" for passes in (result.forwards, result.backwards)),
+            *map(percent, (result.clean_before, result.clean_after)),
+            f"{result.seconds:.1f}",
+        ]
+        for result in results
+    ]
+    return header, rows
+
+
 _ROUND = re.compile(r"(.*), round (\d+)")
 _FEW = 4
 
@@ -135,9 +167,20 @@ def as_latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([f"\\begin{{tabular}}{{{columns}}}", *rule, "\\end{tabular}"]) + "\n"
 
 
+def as_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Write an HTML table."""
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>\n"
+
+    body = "".join(line("td", row) for row in rows)
+    return f"<table><thead>{line('th', header)}</thead>\n<tbody>\n{body}</tbody></table>\n"
+
+
 FORMATS: dict[str, Callable[[Sequence[str], Sequence[Sequence[str]]], str]] = {
     "markdown": as_markdown,
     "latex": as_latex,
     "csv": as_csv,
+    "html": as_html,
 }
-"""Formats of a table."""
+"""Writers of a table by the name of their format."""

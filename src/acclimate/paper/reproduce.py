@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from ..bench.plan import PROTOCOL, Job, Plan, PlanError
 from ..bench.result import Result
 from ..bench.run import Run
-from ..bench.stream import Drawn
+from ..bench.stream import SampledDomain
 from ..bench.tables import FORMATS, Table
 from ..core.adapter import Adapter
 from ..data.corruptions import BENCHMARK
@@ -36,7 +36,7 @@ __all__ = ["Case", "Measure", "Numbers", "Recipe", "Shown", "Tick", "join", "rep
 
 Tick: TypeAlias = Callable[[str], None]
 """Called after each batch with a short note."""
-Measure: TypeAlias = Callable[[Adapter, Drawn, Tick], dict[str, Any]]
+Measure: TypeAlias = Callable[[Adapter, SampledDomain, Tick], dict[str, Any]]
 """A measurement other than accuracy along a stream, on one domain; returns plain data."""
 Shown: TypeAlias = tuple[dict[str, Table], dict[str, Figure]]
 """Tables and figures, by the suffix of their files' names."""
@@ -251,7 +251,7 @@ def _carry_out(case: Case, run: Run, due: Sequence[Job], on_case: Callable[[Case
 
 
 def _measure(measure: Measure, run: Run, job: Job, tick: Tick) -> Result:
-    (domain,) = (domain for domain in run.scenario(job.seed).domains if isinstance(domain, Drawn))
+    (domain,) = (domain for domain in run.scenario(job.seed).domains if isinstance(domain, SampledDomain))
     adapter = run.adapter(job)
     result = run.start(job, adapter)
     try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ..bench.demo import KINDS, LEARNING_RATES, ON_DIGITS
+from ..bench.demo import digit_overrides
 from ..bench.plan import Plan, PlanError
 from ..parts.selection import Scaled
 
@@ -80,11 +80,6 @@ class Scale:
         return round(Scaled(value).at(self.classes), 6)
 
 
-def _on_digits(network: Kind) -> dict[str, dict[str, Any]]:
-    rates = {method: {"lr": LEARNING_RATES[network][kind]} for method, kind in KINDS.items()}
-    return {name: {**rates.get(name, {}), **ON_DIGITS.get(name, {})} for name in {**rates, **ON_DIGITS}}
-
-
 _IMAGENET: Mapping[Kind, str] = {
     "resnet": "timm:resnet50.tv_in1k",
     "vit": "timm:vit_base_patch16_224.augreg_in21k_ft_in1k",
@@ -131,7 +126,7 @@ SCALES = {
             2000,
             data="digits",
             fields={"images": 256, "source_images": 512, "probe_images": 256},
-            settings={kind: _on_digits(kind) for kind in KINDS_OF_NETWORK},
+            settings={kind: digit_overrides(kind) for kind in KINDS_OF_NETWORK},
             few={"memo": 16},
         ),
     )

@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 
 from ..bench.metrics import Scores
 from ..bench.own_networks import DropPath
-from ..bench.stream import Drawn
+from ..bench.stream import SampledDomain
 from ..core.adapter import Adapter
 from ..core.record import Step
 from ..functional import entropy
@@ -27,7 +27,7 @@ from .reproduce import Tick
 __all__ = ["boundary", "divergence", "entropy_share", "held_out", "indicator", "selected", "several_steps"]
 
 
-def several_steps(adapter: Adapter, domain: Drawn, tick: Tick, *, steps: int) -> dict[str, Any]:
+def several_steps(adapter: Adapter, domain: SampledDomain, tick: Tick, *, steps: int) -> dict[str, Any]:
     """Adapt to each batch several times and score the last prediction, as the released programs do."""
     scores = Scores()
     for x, y in domain.on(adapter.device):
@@ -38,7 +38,7 @@ def several_steps(adapter: Adapter, domain: Drawn, tick: Tick, *, steps: int) ->
     return _scored(scores)
 
 
-def held_out(adapter: Adapter, domain: Drawn, tick: Tick) -> dict[str, Any]:
+def held_out(adapter: Adapter, domain: SampledDomain, tick: Tick) -> dict[str, Any]:
     """Adapt to 80 % of a domain and score the rest along the way, without learning from it."""
     cut = len(domain.picks) * 4 // 5
     stream = replace(domain, picks=domain.picks[:cut])
@@ -54,7 +54,7 @@ def held_out(adapter: Adapter, domain: Drawn, tick: Tick) -> dict[str, Any]:
     return {name: [look[name] for look in looks] for name in looks[0]}
 
 
-def indicator(adapter: Adapter, domain: Drawn, tick: Tick) -> dict[str, Any]:
+def indicator(adapter: Adapter, domain: SampledDomain, tick: Tick) -> dict[str, Any]:
     """Count the samples on which network and sub-network disagree, and the share that the sub-network has wrong."""
     if not isinstance(adapter, EATAC):
         raise TypeError(f"the indicator needs EATA-C, and the method is {type(adapter).__name__}")
@@ -68,7 +68,7 @@ def indicator(adapter: Adapter, domain: Drawn, tick: Tick) -> dict[str, Any]:
     return {name: [look[name] for look in looks] for name in looks[0]}
 
 
-def _disagreement(adapter: EATAC, domain: Drawn) -> dict[str, float]:
+def _disagreement(adapter: EATAC, domain: SampledDomain) -> dict[str, float]:
     disagreed = wrong = correct = seen = 0
     snapshot = adapter.snapshot()
     for x, y in domain.on(adapter.device):
@@ -81,7 +81,7 @@ def _disagreement(adapter: EATAC, domain: Drawn) -> dict[str, float]:
 
 
 def entropy_share(
-    adapter: Adapter, domain: Drawn, tick: Tick, *, which: Literal["highest", "lowest"], percent: float
+    adapter: Adapter, domain: SampledDomain, tick: Tick, *, which: Literal["highest", "lowest"], percent: float
 ) -> dict[str, Any]:
     """Adapt to the share of samples with the highest or lowest entropy, then score all samples without learning."""
     entropies = torch.cat([entropy(_predict_only(adapter, x)).cpu() for x, _ in domain.on(adapter.device)])
@@ -94,7 +94,7 @@ def entropy_share(
     return _scored(_score(adapter, domain))
 
 
-def divergence(adapter: Adapter, domain: Drawn, tick: Tick, *, drop: float = 0.2) -> dict[str, Any]:
+def divergence(adapter: Adapter, domain: SampledDomain, tick: Tick, *, drop: float = 0.2) -> dict[str, Any]:
     """Score a stream and average KL(ŷ ‖ ŷ_sub) over all samples, with the time and memory of the adaptation."""
     generator = Generator().manual_seed(adapter.seed)
     divergences: list[Tensor] = []
@@ -120,7 +120,7 @@ def divergence(adapter: Adapter, domain: Drawn, tick: Tick, *, drop: float = 0.2
     return {"loss": loss, **_scored(scores), "seconds": seconds, "gpu_memory": peak}
 
 
-def selected(adapter: Adapter, domain: Drawn, tick: Tick, *, most: int = 8) -> dict[str, Any]:
+def selected(adapter: Adapter, domain: SampledDomain, tick: Tick, *, most: int = 8) -> dict[str, Any]:
     """Return images that the source network's selection keeps and images that it removes, with their confidences."""
     select = getattr(adapter, "select", None)
     if select is None:
@@ -142,7 +142,7 @@ def selected(adapter: Adapter, domain: Drawn, tick: Tick, *, most: int = 8) -> d
     return found
 
 
-def boundary(adapter: Adapter, domain: Drawn, tick: Tick) -> dict[str, Any]:  # noqa: ARG001
+def boundary(adapter: Adapter, domain: SampledDomain, tick: Tick) -> dict[str, Any]:  # noqa: ARG001
     """Train a small network on two moons and map where its sub-networks disagree with it."""
     generator = Generator().manual_seed(adapter.seed)
     angle = torch.pi * torch.rand(200, generator=generator)
@@ -200,7 +200,7 @@ class _Plane(nn.Module):
         return logits
 
 
-def _chosen(domain: Drawn, chosen: Tensor, device: torch.device) -> Iterator[Tensor]:
+def _chosen(domain: SampledDomain, chosen: Tensor, device: torch.device) -> Iterator[Tensor]:
     """Yield batches of the chosen samples, with the noise that they have in the domain."""
     waiting = torch.empty(0)
     for (x, _), rows in zip(domain.on(device), torch.split(chosen, domain.batch_size), strict=True):
@@ -212,7 +212,7 @@ def _chosen(domain: Drawn, chosen: Tensor, device: torch.device) -> Iterator[Ten
         yield waiting
 
 
-def _score(adapter: Adapter, domain: Drawn) -> Scores:
+def _score(adapter: Adapter, domain: SampledDomain) -> Scores:
     """Score a domain without learning from it."""
     scores = Scores()
     for x, y in domain.on(adapter.device):
