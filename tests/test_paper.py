@@ -29,6 +29,7 @@ from acclimate.paper import studies
 from acclimate.paper.recipes import RECIPES
 from acclimate.paper.reproduce import Case, Numbers, Recipe, _start_process, join, reproduce, show, side_by_side
 from acclimate.paper.scales import SCALES, Scale
+from benchmarks import docs_tables
 
 DATA = {"paper": "imagenet-c:/data,/clean", "5k": "imagenet-c-5k:/data,/clean", "cifar10": "cifar10:/data"}
 TINY = {"images": 32, "batch_size": 16, "source_images": 16, "probe_images": 16}
