@@ -1,4 +1,4 @@
-"""In-distribution images out of a mixed stream."""
+"""Selecting in-distribution images from a mixed stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from acclimate.data.digits import load_digits
 
 
 @pytest.mark.parametrize("score", ["energy", "confidence"])
-def test_the_best_scored_images_are_taken(score: str) -> None:
+def test_images_with_the_highest_scores_are_collected(score: str) -> None:
     model = make("ln").eval()
     pool = images(50)
     with torch.no_grad():
@@ -25,7 +25,7 @@ def test_the_best_scored_images_are_taken(score: str) -> None:
     assert {tuple(x.flatten().tolist()) for x in torch.cat(batches)} == {tuple(x.flatten().tolist()) for x in expected}
 
 
-def test_a_threshold_and_a_short_stream() -> None:
+def test_threshold_and_short_stream() -> None:
     model = make("bn").train()
     pool = images(30)
     with torch.no_grad():
@@ -37,20 +37,20 @@ def test_a_threshold_and_a_short_stream() -> None:
     assert model.training
     with pytest.raises(ValueError, match="no image was collected"):
         collect_in_distribution(model, pool, threshold=1e9)
-    with pytest.raises(ValueError, match="expected one of 'energy', 'confidence'"):
+    with pytest.raises(ValueError, match="'energy', 'confidence'"):
         collect_in_distribution(model, pool, score="luck")
-    with pytest.raises(ValueError, match="at least one image"):
+    with pytest.raises(ValueError, match="count=0"):
         collect_in_distribution(model, pool, count=0)
 
 
-def test_what_is_collected_serves_as_source() -> None:
+def test_collected_images_work_as_source() -> None:
     model = make("seg")
     assert EATA(model, source=collect_in_distribution(model, images(20), count=10))(images(4)).isfinite().all()
 
 
 @pytest.mark.parametrize("score", ["energy", "confidence"])
-def test_it_prefers_clean_digits_to_pixelated_ones(score: str) -> None:
-    """Scores are only as good as the network: ours is fooled by noise, which it is more certain of than of digits."""
+def test_clean_digits_are_preferred_to_pixelated_ones(score: str) -> None:
+    """A score is only as good as the network: ours is more confident of noise than of digits."""
     digits = load_digits()[1].x[:200]
     coarse = corrupt(digits, "pixelate", 5, torch.Generator())
     found = torch.cat(collect_in_distribution(digits_resnet(), torch.cat([coarse, digits]), count=100, score=score))

@@ -21,6 +21,7 @@ from acclimate.data.decoded import Decoded, DecodedSuite, NoRoomError
 from acclimate.data.folders import ImageFolder, Preprocess, read_image
 from acclimate.data.imagenet import RENDITIONS, ImageNet, ImageNetC, ImageNetR
 from acclimate.data.on_the_fly import Corrupted
+from acclimate.data.types import Suite
 
 
 def picture(path: Path, seed: int = 0, size: tuple[int, int] = (48, 40)) -> None:
@@ -320,6 +321,28 @@ def test_workers_share_one_cache(tmp_path: Path) -> None:
         assert torch.equal(x, expected)
         assert torch.equal(y, labels)
     assert np.fromfile(clean.images.checksums, np.uint64).all(), "every image was written"
+
+
+def test_cached_suite_describes_the_wrapped_suite(tmp_path: Path) -> None:
+    class Stub(Suite):
+        name, shifts, extra, classes = "stub", ("night",), ("fog",), (1, 2)
+        graded, task = False, "segmentation"
+
+        def part(self, shift: str, severity: int) -> Part:
+            raise NotImplementedError
+
+        def clean(self) -> Part:
+            raise NotImplementedError
+
+        def missing(self) -> list[str]:
+            return ["night: 3 images"]
+
+    stub = Stub()
+    cached = DecodedSuite(stub, tmp_path)
+    for name in ("name", "shifts", "extra", "classes", "graded", "task"):
+        assert getattr(cached, name) == getattr(stub, name), name
+    assert cached.missing() == ["night: 3 images"]
+    assert open_suite("digits").missing() == []
 
 
 def test_images_that_cannot_be_cached_are_passed_through(tmp_path: Path) -> None:

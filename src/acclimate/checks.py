@@ -1,13 +1,21 @@
-"""Running a user's network: what it may take, what it must return, and errors that say what to do."""
+"""Checks of a network's input and output, with errors that say what to do."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-__all__ = ["DivergenceError", "check_images", "read_logits"]
+__all__ = [
+    "DivergenceError",
+    "check_images",
+    "read_logits",
+    "refuse_divergence",
+    "refuse_non_finite",
+    "refuse_probabilities",
+    "soundness",
+]
 
-_SLACK = 0.01  # resizing may overshoot a little
+_SLACK = 0.01  # resizing may overshoot [0, 1] a little
 
 
 class DivergenceError(ValueError):
@@ -15,7 +23,7 @@ class DivergenceError(ValueError):
 
 
 def check_images(x: object, device: torch.device) -> Tensor:
-    """Refuse what is no batch of images, in the user's words."""
+    """Return `x` if it is a batch of images on the device, else raise."""
     if not isinstance(x, Tensor):
         raise TypeError(f"expected a batch of images as a torch.Tensor, got {type(x).__name__}")
     if not x.is_floating_point():
@@ -30,12 +38,12 @@ def check_images(x: object, device: torch.device) -> Tensor:
 
 
 def read_logits(output: object, x: Tensor) -> Tensor:
-    """The logits in a network's output: the output itself, its `.logits` (transformers) or `["out"]` (torchvision)."""
+    """Return the logits in a network's output: the output, its `.logits` (transformers) or `["out"]` (torchvision)."""
     logits = output["out"] if isinstance(output, dict) and "out" in output else getattr(output, "logits", output)
     if not isinstance(logits, Tensor):
         raise TypeError(
-            f"the model returned {type(output).__name__}, not logits: wrap it in a module whose forward returns one "
-            "tensor of shape (B, C) or (B, C, H, W)"
+            f"the model returned {type(output).__name__}, not logits: wrap it in a module that returns one tensor of "
+            "shape (B, C) or (B, C, H, W)"
         )
     if not logits.is_floating_point() or logits.dim() not in (2, 4) or logits.shape[1] < 2:
         raise ValueError(
@@ -45,52 +53,55 @@ def read_logits(output: object, x: Tensor) -> Tensor:
     if logits.shape[0] != x.shape[0]:
         raise ValueError(
             f"{x.shape[0]} images gave {logits.shape[0]} rows of logits, for input of shape {tuple(x.shape)}: is the "
-            "batch dimension missing or folded?"
+            "batch dimension missing or merged with another?"
         )
     return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 
 def soundness(x: Tensor, logits: Tensor | None = None) -> Tensor:
-    """Whether the input, and the output, are finite: a flag each, on the device."""
+    """Return one flag for the input and one for the output, true if finite, without synchronising the device."""
     return torch.stack([t.isfinite().all() for t in (x, logits) if t is not None])
 
 
 def refuse_non_finite(x: Tensor, logits: Tensor | None = None, *, unit_range: bool = False) -> None:
-    """Raise for NaN or infinity in the input or the output, and, if asked, for images outside [0, 1]: one read."""
+    """Raise for NaN or infinity in the input or output, and for images outside [0, 1] if `unit_range`.
+
+    Synchronises the device once.
+    """
     sound = soundness(x, logits)
     if unit_range:
         sound = torch.cat([sound, torch.stack([(x > -_SLACK).all(), (x < 1 + _SLACK).all()])])
-    answers = sound.tolist()
-    if not answers[0]:
+    flags = sound.tolist()
+    if not flags[0]:
         bad = int((~x.isfinite().flatten(1).all(1)).sum())
-        raise ValueError(f"NaN or infinity in {bad} of {len(x)} images: the batch was refused, and nothing was learned")
-    if logits is not None and not answers[1]:
+        raise ValueError(f"NaN or infinity in {bad} of {len(x)} images: the batch was rejected and nothing was learned")
+    if logits is not None and not flags[1]:
         raise DivergenceError(
-            "the model returned NaN or infinite logits for finite images: the batch was refused, and nothing was "
-            "learned. reset() goes back to the source network"
+            "the model returned NaN or infinite logits for finite images: the batch was rejected and nothing was "
+            "learned. reset() restores the source network"
         )
-    if not all(answers):
+    if not all(flags):
         low, high = float(x.min()), float(x.max())
         remedy = (
             "divide them by 255"
             if low >= 0 and high > 10
-            else "they look normalised. Let the network do that, as acclimate.Normalised(net, mean=…, std=…), and give "
-            "images as they were before"
+            else "they look normalised. Pass images without normalisation, and normalise inside the network with "
+            "acclimate.Normalised(net, mean=…, std=…)"
         )
-        raise ValueError(f"augmentations need images in [0, 1], and these lie in [{low:.3g}, {high:.3g}]: {remedy}")
+        raise ValueError(f"augmentations need images in [0, 1], got values in [{low:.3g}, {high:.3g}]: {remedy}")
 
 
 def refuse_divergence(logits: Tensor) -> None:
-    """Raise where an update has broken the network."""
+    """Raise if the network returns NaN or infinity after an update."""
     if not bool(logits.isfinite().all()):
         raise DivergenceError(
-            "the network returns NaN or infinite logits after its update: it has diverged. reset() goes back to the "
-            "source network; a smaller lr may keep it from happening"
+            "the network returns NaN or infinite logits after its update: it has diverged. reset() restores the source "
+            "network; a smaller lr may prevent it"
         )
 
 
 def refuse_probabilities(logits: Tensor) -> None:
-    """Raise where the model seems to end in a softmax."""
+    """Raise if the model seems to end in a softmax."""
     if bool((logits >= 0).all()) and bool(((logits.sum(1) - 1).abs() < 1e-2).all()):
         raise ValueError(
             "the model's output looks like probabilities (every row sums to one): return logits, without the softmax"

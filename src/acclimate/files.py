@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic writes: a file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["json_lines", "write_bytes", "write_text"]
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Written beside its place, flushed to the disk, and moved there."""
+    """Write a temporary file in the same folder, flush it to disk, and move it to `path`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -25,7 +25,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """The same for text; folders are made."""
+    """Write text in the same way, and create the folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, text.encode())
 

@@ -1,10 +1,10 @@
-"""Augmented views of a batch: tensors in [0, 1], on their own device, from an explicit generator.
+"""Augmented views of a batch: images in [0, 1], on their device, from an explicit generator.
 
-    view = Views()(x, generator)          # CoTTA's chain
-    views = AugMix()(x, generator)        # MEMO's, a mixture of its own for each image
+    view = Views()(x, generator)          # CoTTA: the same transform for the whole batch
+    view = AugMix()(x, generator)         # MEMO: another mixture for each image
 
-Any callable of (images, generator) that returns images of the same shape may stand in their place. Colour operations
-are kornia's, an extra: pip install 'acclimate[augment]'.
+Any callable of (images, generator) that returns images of the same shape can replace them. Colour operations need
+kornia: pip install 'acclimate[augment]'.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from torch import Generator, Tensor
 
 from .randomness import on_device
 
-__all__ = ["AugMix", "Augment", "Views", "several", "views_of_each"]
+__all__ = ["AugMix", "Augment", "Views", "mean_over_views", "several", "views_of_each"]
 
 Augment: TypeAlias = Callable[[Tensor, Generator], Tensor]
+"""Returns a view of each image, sampled with the generator."""
 
-_MOST = 1 << 23  # numbers in the views of several images that are made at once
+_LARGEST_CHUNK = 256 * 3 * 224 * 224  # elements in the views of `mean_over_views` that are made at once
+_LARGEST_AUGMIX = 1 << 23  # elements in the views of `views_of_each` that are made at once
 
 
 def _kornia(part: str) -> Any:
@@ -34,7 +36,7 @@ def _kornia(part: str) -> Any:
         return import_module(f"kornia.{part}")
     except ImportError as error:
         raise ImportError(
-            "augmented views need kornia: pip install 'acclimate[augment]', or give augment= a callable of (images, "
+            "augmented views need kornia: pip install 'acclimate[augment]', or pass augment= a callable of (images, "
             "generator)"
         ) from error
 
@@ -43,11 +45,8 @@ def _uniform(low: float, high: float, generator: Generator) -> float:
     return float(torch.empty((), dtype=torch.float64).uniform_(low, high, generator=generator))
 
 
-class Turn(NamedTuple):
-    """Where a view looks: turned about the centre by `angle` degrees, zoomed, shifted right and down by pixels.
-
-    Then blurred if σ > 0, and mirrored.
-    """
+class Warp(NamedTuple):
+    """Rotate about the centre by `angle` degrees, zoom, shift right and down by pixels; blur if σ > 0; mirror."""
 
     angle: float
     shift: tuple[int, int]
@@ -56,15 +55,15 @@ class Turn(NamedTuple):
     mirrored: bool = False
 
 
-Colours: TypeAlias = Sequence[tuple[int, float]]
-"""Which change of colours comes when, and its factor."""
+Jitter: TypeAlias = Sequence[tuple[int, float]]
+"""Colour operations in order: the index in `_RANGES` and the factor of each."""
 
 
 @dataclass(frozen=True)
 class Views:
-    """Colour jitter in random order, a small rotation, shift and zoom, blur, flip, noise: the chain of CoTTA.
+    """The augmentation of CoTTA: colour jitter in random order, a small rotation, shift and zoom, blur, flip, noise.
 
-    One draw for the whole batch, as in the authors' program; the noise is each pixel's own. ROID's chain is
+    As in the authors' program, the transform is sampled once per batch, the noise for every pixel. ROID uses
     `Views(padding="reflection", blur=False, noise=0.0)`.
     """
 
@@ -73,81 +72,106 @@ class Views:
     noise: float = 0.005
 
     def __call__(self, x: Tensor, generator: Generator) -> Tensor:
-        """A view of each image."""
+        """Return a view of each image."""
         return self.several(x, 1, generator)
 
     def several(self, x: Tensor, count: int, generator: Generator) -> Tensor:
-        """So many views of the batch, one after the other: those of as many calls, worked on together."""
-        colours, turns, noises = zip(*(self._draw(x, generator) for _ in range(count)), strict=True)
-        y = warp(jitter(x.clamp(0, 1).repeat(count, 1, 1, 1), colours), turns, self.padding)
+        """Return `count` views of the batch, concatenated: those of `count` calls, computed together."""
+        jitters, warps, noises = zip(*(self._sample(x, generator) for _ in range(count)), strict=True)
+        y = warp(jitter(x.clamp(0, 1).repeat(count, 1, 1, 1), jitters), warps, self.padding)
         if self.noise:
             y = y + self.noise * torch.cat(noises)
         return y.clamp(0, 1)
 
-    def _draw(self, x: Tensor, generator: Generator) -> tuple[Colours, Turn, Tensor]:
+    def _sample(self, x: Tensor, generator: Generator) -> tuple[Jitter, Warp, Tensor]:
         order = torch.randperm(len(_RANGES), generator=generator).tolist()
-        colours = [(index, _uniform(*_RANGES[index], generator)) for index in order]
-        turn = self._turn(x.shape[-2], x.shape[-1], generator)
+        factors = [(index, _uniform(*_RANGES[index], generator)) for index in order]
+        warping = self._sample_warp(x.shape[-2], x.shape[-1], generator)
         if not self.noise:
-            return colours, turn, x[:0]
-        many = on_device(generator, x.device)
-        return colours, turn, torch.randn(x.shape, generator=many, device=x.device, dtype=x.dtype)
+            return factors, warping, x[:0]
+        local = on_device(generator, x.device)
+        return factors, warping, torch.randn(x.shape, generator=local, device=x.device, dtype=x.dtype)
 
-    def _turn(self, height: int, width: int, generator: Generator) -> Turn:
+    def _sample_warp(self, height: int, width: int, generator: Generator) -> Warp:
         angle = _uniform(-15, 15, generator)
         shift = [round(_uniform(-side / 8, side / 8, generator)) for side in (width, height)]  # 1/16 of the padded side
         zoom = _uniform(0.9, 1.1, generator)
         sigma = _uniform(0.001, 0.5, generator) if self.blur else 0.0
-        return Turn(angle, (shift[0], shift[1]), zoom, sigma, float(torch.rand((), generator=generator)) < 0.5)
+        return Warp(angle, (shift[0], shift[1]), zoom, sigma, float(torch.rand((), generator=generator)) < 0.5)
 
 
 def several(augment: Augment, x: Tensor, count: int, generator: Generator) -> Tensor:
-    """So many views of the batch by any augmentation."""
+    """Return `count` views of the batch by any augmentation, concatenated."""
     if isinstance(augment, Views) and type(augment).__call__ is Views.__call__:
         return augment.several(x, count, generator)
     return torch.cat([augment(x, generator) for _ in range(count)])
 
 
 def views_of_each(augment: Augment, x: Tensor, count: int, generator: Generator) -> Iterator[Tensor]:
-    """So many views of each image in turn; AugMix, which draws for each image, makes those of many at once."""
-    at_once = max(1, _MOST // (count * x[0].numel())) if isinstance(augment, AugMix) else 1
+    """Yield `count` views of each image in turn. AugMix samples per image, so it makes those of many images at once."""
+    at_once = max(1, _LARGEST_AUGMIX // (count * x[0].numel())) if isinstance(augment, AugMix) else 1
     for some in torch.split(x, at_once):
         yield from torch.split(augment(some.repeat_interleave(count, 0), generator), count)
 
 
-def warp(x: Tensor, turns: Sequence[Turn], padding: str) -> Tensor:
-    """A batch's views, one after the other, each by a turn of its own."""
+def mean_over_views(
+    predict: Callable[[Tensor], Tensor],
+    augment: Augment,
+    x: Tensor,
+    count: int,
+    generator: Generator,
+    *,
+    together: bool,
+) -> Tensor:
+    """Return the mean of `predict(view)` over `count` views of the batch: logits of the batch's length.
+
+    Views are made in chunks that fit in memory. `together` predicts a chunk in one call; otherwise each view has its
+    own, as BatchNorm requires if it uses the statistics of the batch.
+    """
+    total = x.new_zeros(())
+    at_once = max(1, _LARGEST_CHUNK // x.numel())
+    for start in range(0, count, at_once):
+        views = several(augment, x, min(at_once, count - start), generator)
+        for rows in torch.split(views, len(views) if together else len(x)):
+            logits = predict(rows)
+            total = total + logits.view(-1, len(x), *logits.shape[1:]).sum(0)
+    return total / count
+
+
+def warp(x: Tensor, warps: Sequence[Warp], padding: str) -> Tensor:
+    """Warp each view of a batch of concatenated views by its own transform."""
     height, width = x.shape[-2:]
-    blurred = turns[0].sigma > 0
-    rim = 2 if blurred else 0  # so that the blur sees beyond the edge
-    size = [len(turns), x.shape[1], height + 2 * rim, width + 2 * rim]
-    matrix = x.new_tensor([_from_output(turn, height, width, rim) for turn in turns])
+    blurred = warps[0].sigma > 0
+    margin = 2 if blurred else 0  # lets the blur see beyond the border
+    size = [len(warps), x.shape[1], height + 2 * margin, width + 2 * margin]
+    matrix = x.new_tensor([_output_to_input(each, height, width, margin) for each in warps])
     grid = F.affine_grid(matrix, size, align_corners=True)
-    each = len(x) // len(turns)
-    y = F.grid_sample(x, grid.repeat_interleave(each, 0), padding_mode=padding, align_corners=True)
-    return _blur(y, x.new_tensor([_taps(turn.sigma) for turn in turns]).repeat_interleave(each, 0)) if blurred else y
+    rows = len(x) // len(warps)
+    y = F.grid_sample(x, grid.repeat_interleave(rows, 0), padding_mode=padding, align_corners=True)
+    return _blur(y, x.new_tensor([_taps(each.sigma) for each in warps]).repeat_interleave(rows, 0)) if blurred else y
 
 
-def _from_output(turn: Turn, height: int, width: int, rim: int) -> list[list[float]]:
-    """Where a pixel of the output lies in the input, both in coordinates from −1 to 1."""
-    cos, sin = (f(math.radians(turn.angle)) / turn.zoom for f in (math.cos, math.sin))
+def _output_to_input(warping: Warp, height: int, width: int, margin: int) -> list[list[float]]:
+    """Return the 2 × 3 matrix from output to input coordinates, both in [−1, 1]."""
+    cos, sin = (f(math.radians(warping.angle)) / warping.zoom for f in (math.cos, math.sin))
     right, down = max(width - 1, 1) / 2, max(height - 1, 1) / 2  # half an image, in pixels
-    far_right, far_down = right + rim, down + rim
-    back, up = turn.shift
+    far_right, far_down = right + margin, down + margin
+    back, up = warping.shift
     rows = [
         [cos * far_right / right, sin * far_down / right, -(cos * back + sin * up) / right],
         [-sin * far_right / down, cos * far_down / down, (sin * back - cos * up) / down],
     ]
-    return [[-row[0] if turn.mirrored else row[0], *row[1:]] for row in rows]
+    return [[-row[0] if warping.mirrored else row[0], *row[1:]] for row in rows]
 
 
 def _taps(sigma: float) -> list[float]:
+    """Return five weights of a Gaussian that sum to one."""
     weights = [math.exp(-0.5 * (k / sigma) ** 2) for k in range(-2, 3)]
     return [weight / sum(weights) for weight in weights]
 
 
 def _blur(x: Tensor, taps: Tensor) -> Tensor:
-    """Each image by five weights of its own along both sides, which lose two pixels at each end."""
+    """Blur each image with its own five weights along both sides, which lose two pixels at each end."""
     height, width = x.shape[-2] - 4, x.shape[-1] - 4
     weights = taps.T[:, :, None, None, None]
     x = torch.stack([w * x[..., i : i + height, :] for i, w in enumerate(weights)]).sum(0)
@@ -155,13 +179,16 @@ def _blur(x: Tensor, taps: Tensor) -> Tensor:
 
 
 _RANGES = ((0.6, 1.4), (0.7, 1.3), (0.5, 1.5), (-0.06, 0.06), (0.7, 1.3))
-"""Of the factors of brightness, contrast, saturation, hue and gamma."""
+"""Ranges of the factors of brightness, contrast, saturation, hue and gamma."""
 
 
-def jitter(x: Tensor, colours: Sequence[Colours]) -> Tensor:
-    """A batch's views, one after the other, each by changes of its own; equal changes of several views are one."""
+def jitter(x: Tensor, jitters: Sequence[Jitter]) -> Tensor:
+    """Change the colours of each view of a batch of concatenated views by its own operations.
+
+    Views that need the same operation at the same step share one call.
+    """
     enhance = _kornia("enhance")
-    changes: list[Callable[[Tensor, Tensor], Tensor]] = [
+    operations: list[Callable[[Tensor, Tensor], Tensor]] = [
         enhance.adjust_brightness_accumulative,
         enhance.adjust_contrast_with_mean_subtraction,
         enhance.adjust_saturation_with_gray_subtraction,
@@ -169,15 +196,15 @@ def jitter(x: Tensor, colours: Sequence[Colours]) -> Tensor:
         lambda y, factor: enhance.adjust_gamma(y.clamp(min=1e-8), factor),
     ]
     grey = x.shape[1] != 3
-    each = len(x) // len(colours)
-    views = list(torch.split(x, each))
-    for step, index in product(range(len(_RANGES)), range(len(changes))):
-        own = {view: order[step][1] for view, order in enumerate(colours) if order[step][0] == index}
-        if own and not (grey and index in (2, 3)):
-            factors = x.new_tensor([*own.values()]).repeat_interleave(each)
-            changed = changes[index](torch.cat([views[view] for view in own]), factors)
-            for view, part in zip(own, torch.split(changed, each), strict=True):
-                views[view] = part
+    rows = len(x) // len(jitters)
+    views = list(torch.split(x, rows))
+    for step, index in product(range(len(_RANGES)), range(len(operations))):
+        own = {view: order[step][1] for view, order in enumerate(jitters) if order[step][0] == index}
+        if own and not (grey and index in (2, 3)):  # saturation and hue need colours
+            factors = x.new_tensor([*own.values()]).repeat_interleave(rows)
+            changed = operations[index](torch.cat([views[view] for view in own]), factors)
+            for view, result in zip(own, torch.split(changed, rows), strict=True):
+                views[view] = result
     return torch.cat(views)
 
 
@@ -185,16 +212,16 @@ def jitter(x: Tensor, colours: Sequence[Colours]) -> Tensor:
 class AugMix:
     """Random resized crop and flip, then a mixture of `width` chains of 1 to `depth` operations (Hendrycks, 2020).
 
-    Each image has a crop, chains and weights of its own.
+    The crop, the chains and the weights are sampled per image.
     """
 
     width: int = 3
     depth: int = 3
     crop: tuple[float, float] = (0.08, 1.0)
-    """The share of an image's area that a crop has."""
+    """The range of the crop's area, as a fraction of the image."""
 
     def __call__(self, x: Tensor, generator: Generator) -> Tensor:
-        """A view of each image."""
+        """Return a view of each image."""
         x = _crop_and_flip(x.clamp(0, 1), self.crop, generator)
         weights = -torch.rand(len(x), self.width, generator=generator).clamp(min=1e-12).log()  # Dirichlet(1, …, 1)
         weights = (weights / weights.sum(1, keepdim=True)).to(x)
@@ -209,7 +236,7 @@ class AugMix:
 
 
 def _crop_and_flip(x: Tensor, area: tuple[float, float], generator: Generator) -> Tensor:
-    """A crop of a share of the area, its sides in a ratio of 3:4 to 4:3 where they fit, resized to the whole."""
+    """Crop a random fraction of the area, with an aspect ratio of 3:4 to 4:3 if it fits; resize; flip at random."""
     count = len(x)
     share = torch.empty(count).uniform_(*area, generator=generator).sqrt()
     ratio = torch.empty(count).uniform_(math.log(3 / 4), math.log(4 / 3), generator=generator).mul(0.5).exp()
@@ -218,23 +245,23 @@ def _crop_and_flip(x: Tensor, area: tuple[float, float], generator: Generator) -
     flip = 1 - 2 * (torch.rand(count, generator=generator) < 0.5).float()
     zero = torch.zeros(count)
     matrix = torch.stack([width * flip, zero, across, zero, height, down], 1).view(-1, 2, 3)
-    return _sample(x, matrix, padding="border")
+    return _affine(x, matrix, padding="border")
 
 
 def _one_operation_each(x: Tensor, active: Tensor, generator: Generator) -> Tensor:
-    """One of nine operations, of severity 1 of 10, on each active image."""
+    """Apply a random one of nine operations, at severity 1 of 10, to each active image."""
     operation = torch.randint(9, (len(x),), generator=generator)
     level = torch.empty(len(x)).uniform_(0.1, 1.0, generator=generator) / 10
     sign = 1 - 2 * (torch.rand(len(x), generator=generator) < 0.5).float()
     enhance = _kornia("enhance")
     y = x.clone()
-    for index, apply in enumerate([_autocontrast, enhance.equalize, lambda part: enhance.posterize(part, 4)]):
+    for index, apply in enumerate([_autocontrast, enhance.equalize, lambda images: enhance.posterize(images, 4)]):
         if rows := _rows(active & (operation == index)):
             y[rows] = apply(x[rows])
     if rows := _rows(active & (operation == 3)):
         y[rows] = enhance.solarize(x[rows], (1 - (256 * level[rows]).floor() / 256).to(x))
     if rows := _rows(active & (operation > 3)):
-        y[rows] = _sample(x[rows], _geometry(operation[rows], sign[rows], level[rows], x.shape[-2:]), padding="grey")
+        y[rows] = _affine(x[rows], _geometry(operation[rows], sign[rows], level[rows], x.shape[-2:]), padding="grey")
     return y
 
 
@@ -244,9 +271,10 @@ def _rows(mask: Tensor) -> list[int]:
 
 
 def _geometry(operation: Tensor, sign: Tensor, level: Tensor, size: torch.Size) -> Tensor:
-    """Output to input coordinates in [−1, 1]: rotation (4), shear along x (5) or y (6), shift along x (7) or y (8).
+    """Return 2 × 3 matrices from output to input coordinates in [−1, 1].
 
-    Rotations are about the centre, shears about the top left corner.
+    Operations are rotation (4), shear along x (5) or y (6), and shift along x (7) or y (8). Rotations are about
+    the centre, shears about the top left corner.
     """
     height, width = size
     degrees = sign * (30 * level).floor()
@@ -265,8 +293,8 @@ def _geometry(operation: Tensor, sign: Tensor, level: Tensor, size: torch.Size) 
     return torch.stack(rows, 1).view(-1, 2, 3)
 
 
-def _sample(x: Tensor, matrix: Tensor, padding: Literal["border", "grey"]) -> Tensor:
-    """Each image by a matrix of its own from output to input coordinates; outside it is grey, or as the border."""
+def _affine(x: Tensor, matrix: Tensor, padding: Literal["border", "grey"]) -> Tensor:
+    """Transform each image by its own matrix from output to input coordinates; outside is grey or the border."""
     grid = F.affine_grid(matrix.to(x), list(x.shape), align_corners=False)
     if padding == "border":
         return F.grid_sample(x, grid, padding_mode="border", align_corners=False)

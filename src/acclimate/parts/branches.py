@@ -1,7 +1,7 @@
-"""Where a network's residual branches are: f in x + f(x).
+"""Find the residual branches of a network: f in x + f(x).
 
-Libraries name their blocks, and a block names its parts, so a table is enough. A network that is not in it is marked by
-its user in one line: modules whose output is added to the identity (`branches`), or that return x + f(x) (`blocks`).
+A table lists the blocks of timm, torchvision, transformers and acclimate. For other networks the user names the modules
+that compute f(x) (`branches`), or those that return x + f(x) (`blocks`).
 """
 
 from __future__ import annotations
@@ -16,35 +16,36 @@ from torch import nn
 __all__ = ["Branch", "Names", "find_branches"]
 
 Names: TypeAlias = str | Sequence[str]
-"""Module names, with `*` for any part: `"layers.*.mlp"`, or a list of such."""
+"""A pattern of module names, with `*` for any text between two dots, such as `"layers.*.mlp"`; or a list of them."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """The modules that compute a branch, in order: the last one's output is what is added.
-
-    In a `whole` block the one module returns the sum itself.
-    """
+    """A residual branch f of x + f(x)."""
 
     name: str
+    """The module's name, or the block's if the table was used."""
     block: int
+    """The index of the block that the branch belongs to."""
     modules: tuple[nn.Module, ...]
+    """The modules that compute f, in order; the output of the last one is added to x."""
     whole: bool = False
+    """The only module is a block that returns x + f(x)."""
 
     @property
     def first(self) -> nn.Module:
-        """Takes the identity."""
+        """The module that takes x."""
         return self.modules[0]
 
     @property
     def last(self) -> nn.Module:
-        """Gives what is added to it."""
+        """The module that returns f(x)."""
         return self.modules[-1]
 
 
-# Library (or one module of it) and class of a block → its branches, each the names of its modules in order; `?` marks
-# one that may be absent. Several lines: versions of the library. A block whose `_SWITCHES` attribute is false has no
-# identity to add to.
+# Library (or one of its modules) and class of a block → versions of it in different releases. A version has one string
+# per branch: the names of its modules in order, with `?` after one that may be absent. A block with a false attribute
+# of `_SWITCHES` has no identity connection.
 _BLOCKS: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
     ("timm", "BasicBlock"): (("conv1 bn1 drop_block? act1 aa? conv2 bn2 se? drop_path?",),),
     ("timm", "Bottleneck"): (("conv1 bn1 act1 conv2 bn2 drop_block? act2 aa? conv3 bn3 se? drop_path?",),),
@@ -91,9 +92,9 @@ _SWITCHES = ("has_skip", "use_res_connect")
 
 
 def find_branches(model: nn.Module, branches: Names | None = None, blocks: Names | None = None) -> list[Branch]:
-    """The residual branches of a network, in its own order; a clear error where none is known."""
+    """Return the residual branches of a network in order, or raise if none is known."""
     if branches is not None or blocks is not None:
-        return _named(model, branches, blocks)
+        return _find_named(model, branches, blocks)
     found: list[Branch] = []
     block = 0
     for path, module in model.named_modules():
@@ -102,8 +103,8 @@ def find_branches(model: nn.Module, branches: Names | None = None, blocks: Names
             block += 1
     if not found:
         raise ValueError(
-            f"no residual branch is known in {type(model).__name__}. Name the modules whose output is added to the "
-            'identity, branches="layers.*.mlp", or those that return x + f(x), blocks="layers.*"'
+            f"no residual branch is known in {type(model).__name__}. Name the modules that compute f(x), "
+            'branches="layers.*.mlp", or those that return x + f(x), blocks="layers.*"'
         )
     return found
 
@@ -114,29 +115,29 @@ def _in_block(path: str, module: nn.Module, block: int) -> Iterator[Branch]:
     for cls in type(module).__mro__:
         known = ((where, cls.__name__) for where in (cls.__module__, cls.__module__.split(".")[0]))
         for version in (version for key in known for version in _BLOCKS.get(key, ())):
-            branches = [_path(module, names) for names in version]
+            branches = [_modules(module, names) for names in version]
             if all(branches):
                 for modules in branches:
                     yield Branch(path, block, modules)
                 return
 
 
-def _path(module: nn.Module, names: str) -> tuple[nn.Module, ...]:
-    """The named modules, or nothing where one that must be there is not."""
+def _modules(block: nn.Module, names: str) -> tuple[nn.Module, ...]:
+    """Return the named modules, or an empty tuple if a required one is absent."""
     modules = []
     for name in names.split():
-        part: object = module
-        for step in name.removesuffix("?").split("."):
-            part = getattr(part, step, None)
-        if isinstance(part, nn.Module):
-            modules.append(part)
+        found: object = block
+        for attribute in name.removesuffix("?").split("."):
+            found = getattr(found, attribute, None)
+        if isinstance(found, nn.Module):
+            modules.append(found)
         elif not name.endswith("?"):
             return ()
     return tuple(modules)
 
 
-def _named(model: nn.Module, branches: Names | None, blocks: Names | None) -> list[Branch]:
-    patterns = [(pattern, False) for pattern in _listed(branches)] + [(pattern, True) for pattern in _listed(blocks)]
+def _find_named(model: nn.Module, branches: Names | None, blocks: Names | None) -> list[Branch]:
+    patterns = [(pattern, False) for pattern in _as_list(branches)] + [(pattern, True) for pattern in _as_list(blocks)]
     modules = dict(model.named_modules())
     for pattern, _ in patterns:
         if not any(_matches(name, pattern) for name in modules):
@@ -151,14 +152,14 @@ def _named(model: nn.Module, branches: Names | None, blocks: Names | None) -> li
                 found.append(Branch(name, parents.setdefault(parent, len(parents)), (module,), whole))
                 break
     if not found:
-        raise ValueError("branches= and blocks= name no module")
+        raise ValueError("branches= and blocks= name no module: give at least one pattern")
     return found
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a module's name fits, part by part: `*` stands within one."""
+    """Return whether a name matches, where `*` does not match a dot."""
     return name.count(".") == pattern.count(".") and fnmatchcase(name, pattern)
 
 
-def _listed(names: Names | None) -> Sequence[str]:
+def _as_list(names: Names | None) -> Sequence[str]:
     return [names] if isinstance(names, str) else names or ()
