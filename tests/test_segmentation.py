@@ -368,7 +368,7 @@ def test_a_run_on_scenes(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     told = CliRunner().invoke(app, ["report", str(out), "--out", str(page)])
     assert told.exit_code == 0, told.output
-    assert "what the source network sees in it, and EATA" in page.read_text()
+    assert "of the source network, and of EATA" in page.read_text()
     refused = CliRunner().invoke(app, [*command[:-1], str(tmp_path / "other"), "--method", "memo"])
     assert refused.exit_code == 2
     assert "memo does not fit: it is for classification, and the data for segmentation" in refused.output
