@@ -20,7 +20,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from acclimate.bench.result import Result
-from acclimate.bench.results import read_results
+from acclimate.bench.result_folder import read_results
 from acclimate.bench.tables import Table, as_markdown, mean_and_deviation, paper_table, summary_table
 from acclimate.methods import METHODS
 from acclimate.paper.published import PaperRow, legend, paper_rows, paper_table_of

@@ -18,7 +18,7 @@ from acclimate.bench.evaluate import Result
 from acclimate.bench.networks import load_network
 from acclimate.bench.own_networks import digits_resnet
 from acclimate.bench.report import markdown
-from acclimate.bench.results import read_results
+from acclimate.bench.result_folder import read_results
 from acclimate.bench.tables import FORMATS
 from acclimate.data.digits import load_digits
 from acclimate.methods.presets import hyper_parameters
@@ -163,7 +163,7 @@ def test_reading_is_timed_after_what_was_under_way(tmp_path: Path, monkeypatch: 
 
 
 def test_the_scenes_are_the_committed_results() -> None:
-    from acclimate.bench.results import read_results
+    from acclimate.bench.result_folder import read_results
     from acclimate.bench.tables import paper_table
 
     folder, page = ROOT / "benchmarks" / "results" / "camvid", (ROOT / "docs" / "segmentation.md").read_text()

@@ -17,6 +17,7 @@ from acclimate import ETA, MEMO, METHODS, Source, Tent, __version__
 from acclimate.bench.demo import demo_plans
 from acclimate.bench.evaluate import evaluate, run
 from acclimate.bench.metrics import Meter, Scores
+from acclimate.bench.plan import PlanError
 from acclimate.bench.result import Result
 from acclimate.bench.run import Run
 from acclimate.bench.stream import Domain, Scenario
@@ -207,7 +208,7 @@ def test_the_demo_from_the_command_line(tmp_path: Path) -> None:
     assert "Source" in shown.output
     assert "report.html" in shown.output.replace("\n", "")
     page = (tmp_path / "demo" / "report.html").read_text()
-    assert page.count("<figure>") == 4
+    assert page.count("<figure>") == 6
     assert not re.findall(r"(?:src|href)=\"https?:", page), "the page needs no other file"
     written = json.loads((tmp_path / "demo" / "results.json").read_text())
     source, eata = (result["summary"] for result in written["results"])
@@ -231,6 +232,9 @@ def test_the_demos_stream_is_made_in_order(tmp_path: Path) -> None:
     assert torch.equal(torch.cat([x for x, _ in job.clean(3).on("cpu")]), test.x[-128:])
     assert torch.equal(torch.cat([x for x, _ in job._source(3).on("cpu")]), training.x[:1000])
     assert "lr=0.003" in repr(job.adapter(next(plan.jobs())))
+    assert [plan.model for plan in demo_plans(("bn-adapt",), images=8, seed=0)] == ["digits-resnet"]
+    with pytest.raises(PlanError, match="BatchNorm"):
+        demo_plans(("bn-adapt",), ("vit",), images=8, seed=0)
     with pytest.raises(DataError, match="demo:IMAGES,SEED"):
         open_suite("demo:many")
 

@@ -27,7 +27,7 @@ from acclimate.bench import run as bench_run
 from acclimate.bench.networks import NetworkError, load_network
 from acclimate.bench.own_networks import digits_resnet
 from acclimate.bench.plan import Plan, PlanError, combine, read_overrides
-from acclimate.bench.results import read_results
+from acclimate.bench.result_folder import read_results
 from acclimate.bench.run import Run
 from acclimate.bench.tables import differences, paper_table
 from acclimate.cli.main import app

@@ -49,17 +49,24 @@ def demo_plans(
         raise PlanError(f"{unfit[0]} is for segmenters, and digits are classified")
     if unknown := [name for name in networks or () if name not in NETWORKS]:
         raise PlanError(f"no network {unknown[0]!r}: choose from {', '.join(NETWORKS)}")
+    chosen = {
+        network: [name for name in methods or every if (network, name) != ("vit", "bn-adapt")]  # it has no BatchNorm
+        for network in networks or NETWORKS
+    }
+    if not any(chosen.values()):
+        raise PlanError("bn-adapt needs BatchNorm layers, and the ViT has none")
     return [
         Plan(
-            methods=[name for name in methods or every if (network, name) != ("vit", "bn-adapt")],  # no BatchNorm
+            methods=names,
             model=NETWORKS[network],
             data=f"demo:{images},{seed}",
             seeds=(seed,),
             source="demo:training",
             source_images=1000,
             probe_images=128,
-            overrides={name: own for name, own in digit_overrides(network).items() if name in (methods or every)},
+            overrides={name: own for name, own in digit_overrides(network).items() if name in names},
             **fields,
         )
-        for network in networks or NETWORKS
+        for network, names in chosen.items()
+        if names
     ]

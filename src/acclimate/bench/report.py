@@ -28,7 +28,6 @@ __all__ = ["scene_pictures", "selection_pictures", "write_demo", "write_report"]
 
 SHOWN = ("eata-c", "eta-c", "dat", "cotta", "eata", "eta", "tent")
 SELECTING = ("eata", "eta", "eata-c", "eta-c", "rdumb", "sar", "roid")
-RELIABILITY = "How often predictions of each confidence are right. A calibrated method follows the dashed line"
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,7 @@ class Section:
 
 def write_report(path: Path, results: Sequence[Result], run: Run | None = None) -> None:
     """Write a page of any results; with their run, also pictures of samples that were and were not learned from."""
-    groups: dict[str, list[Result]] = {}
-    for result in results:
-        groups.setdefault(result.model, []).append(result)
-    sections = [_compared(model, own) for model, own in groups.items()]
+    sections = [_compared(model, own) for model, own in _by_model(results).items()]
     if run is not None and run.task == "classification" and (pictures := selection_pictures(run)):
         method, kept, removed = pictures
         caption = f"Images of one batch that {method} learned from, and images that it left out."
@@ -62,49 +58,50 @@ def write_report(path: Path, results: Sequence[Result], run: Run | None = None) 
     _write(path, "acclimate: methods compared", lead, sections)
 
 
-def _compared(model: str, results: Sequence[Result]) -> Section:
-    first = [result for result in results if result.seed == results[0].seed]
-    score = first[0].score_name
-    name = score[0].upper() + score[1:] if score == "accuracy" else score
-    shown = [
-        (f"{name} along the stream.", figures.along([first])),
-        ("Expected calibration error along the stream.", figures.along([first], "ece")),
-        (f"{RELIABILITY}.", figures.reliability(first)),
-        (f"Cost against {score}: forward and backward passes per sample.", figures.cost(first)),
-    ]
-    if all(result.clean_before is not None for result in first):
-        shown.append((f"{name} on clean images, probed after each domain.", figures.forgetting(first)))
-    return Section(model, results, shown)
-
-
-def write_demo(out: Path, runs: Sequence[Run], results: Sequence[Result], command: str) -> Path:
-    """Write the demo's numbers as JSON, a picture, and the page; return the page's path."""
+def write_demo(out: Path, results: Sequence[Result], run: Run, command: str) -> Path:
+    """Write the demo's numbers as JSON, a figure, and a page with pictures of the stream; return the page's path."""
     content = {"command": command, "results": [result.as_dict() for result in results]}
     write_text(out / "results.json", json.dumps(content, indent=1) + "\n")
+    groups = _by_model(results)
+    figures.along([*groups.values()]).savefig(out / "accuracy.png", dpi=150)
     titles = {"digits-resnet": "A small ResNet: BatchNorm", "digits-vit": "A small ViT: LayerNorm"}
-    groups = {model: [r for r in results if r.model == model] for model in dict.fromkeys(r.model for r in results)}
-    domains = runs[0].scenario(runs[0].plan.seeds[0]).domains
-    pictures = [(domain.name, next(iter(domain.on("cpu")))[0][:8]) for domain in domains]
-    seen = Section("What the networks see", [], [("Eight digits of each corruption.", figures.examples(pictures))])
+    domains = run.scenario(run.plan.seeds[0]).domains
+    pictures = figures.examples([(domain.name, next(iter(domain.on("cpu")))[0][:8]) for domain in domains])
+    seen = Section("What the networks see", [], [("Eight digits of each corruption.", pictures)])
     lead = (
         f"Small networks, trained only on clean digits, meet {len(domains)} corruptions one after another at severity "
-        f"{runs[0].plan.severity}, {results[0].domains[0].images:,} digits each, and are never reset. Each method "
+        f"{run.plan.severity}, {results[0].domains[0].images:,} digits each, and are never reset. Each method "
         "predicts a batch, then learns from it, without labels."
     )
-    sections = [_demonstrated(titles[model], own) for model, own in groups.items()]
     page = out / "report.html"
+    sections = [_compared(titles[model], own) for model, own in groups.items()]
     _write(page, "acclimate: networks meet corrupted digits", lead, [*sections, seen])
-    figures.along([*groups.values()]).savefig(out / "accuracy.png", dpi=150)
     return page
 
 
-def _demonstrated(title: str, results: Sequence[Result]) -> Section:
-    probe = "Accuracy on clean digits that are not in the stream, before it and after each corruption."
+def _by_model(results: Sequence[Result]) -> dict[str, list[Result]]:
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        groups.setdefault(result.model, []).append(result)
+    return groups
+
+
+def _compared(title: str, results: Sequence[Result]) -> Section:
+    first = [result for result in results if result.seed == results[0].seed]
+    score = first[0].score_name
+    name = "Accuracy" if score == "accuracy" else score
     shown = [
-        ("Accuracy on each corruption, in the order of the stream.", figures.along([results])),
-        (f"{RELIABILITY}; bars below it show overconfidence.", figures.reliability(results)),
-        (probe, figures.forgetting(results)),
+        (f"{name} on each domain, in the order of the stream.", figures.along([first])),
+        ("Expected calibration error on each domain.", figures.along([first], "ece")),
+        (
+            "How often predictions of each confidence are right. A calibrated method follows the dashed line; bars "
+            "below it show overconfidence.",
+            figures.reliability(first),
+        ),
+        (f"Cost against {score}: forward and backward passes per sample.", figures.cost(first)),
     ]
+    if all(result.clean_before is not None for result in first):
+        shown.append((f"{name} on clean images, before the stream and after each domain.", figures.forgetting(first)))
     return Section(title, results, shown)
 
 

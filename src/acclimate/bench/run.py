@@ -30,7 +30,7 @@ from .evaluate import BatchResult, evaluate, start_result
 from .networks import Loaded, load_network
 from .plan import Job, Plan, PlanError
 from .result import Result
-from .results import ResultFolder
+from .result_folder import ResultFolder
 from .scenarios import SCENARIOS, sample_domain, with_clean
 from .stream import SampledDomain, Scenario
 

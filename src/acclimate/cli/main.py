@@ -12,7 +12,7 @@ from .._version import __version__
 from ..bench.demo import DEMO_METHODS, demo_plans
 from ..bench.networks import KINDS
 from ..bench.plan import combine, read_config
-from ..bench.results import read_plan, read_results
+from ..bench.result_folder import read_plan, read_results
 from ..bench.run import Run
 from ..bench.scenarios import SCENARIOS
 from ..bench.tables import FORMATS, differences, paper_table
@@ -131,7 +131,7 @@ def _adapt_to_digits(
         options = [f"--severity {severity} --images {images} --seed {seed} --device {device}"]
         options += [f"--network {plan.model.removeprefix('digits-')}" for plan in plans]
         options += [f"--method {name}" for name in dict.fromkeys(name for plan in plans for name in plan.methods)]
-        page = write_demo(out, runs, results, " ".join(["acclimate", command, *options]))
+        page = write_demo(out, results, runs[0], " ".join(["acclimate", command, *options]))
     say(f"\nReport: [bold]{page}[/]")
 
 
