@@ -52,9 +52,9 @@ def write(name: str, arguments: argparse.Namespace, result: dict[str, Any], dept
 
 
 def _rounded(value: Any) -> Any:
-    """Round floats to 6 significant digits."""
+    """Round floats to 8 significant digits."""
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        return float(f"{value:.8g}")
     if isinstance(value, dict):
         return {name: _rounded(each) for name, each in value.items()}
     return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value

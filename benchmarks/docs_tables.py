@@ -111,10 +111,10 @@ def _published(row: PaperRow | None) -> list[str]:
     return [f"{row.average[0]:.1f}{row.note}", f"{row.average[1]:.1f}", *passes]
 
 
-def summary() -> Table:
-    """Return accuracy and ECE of a few methods in the lifelong setting on both networks."""
+def summary(scenario: str) -> Table:
+    """Return accuracy and ECE of the methods that ran on all images on both networks, but for ETA, ETA-C and TEA."""
     shown = ("Source", "BNAdapt", "Tent", "CoTTA", "SAR", "ROID", "RDumb", "EATA", "EATAC")
-    found = [by_method(RECIPE_FILES / "lifelong.json", network) for network in NETWORKS]
+    found = [by_method(RECIPE_FILES / f"{scenario}.json", network) for network in NETWORKS]
     rows = [
         [method, *(cell for own in found for cell in (_scores(own[method, None]) if (method, None) in own else "––"))]
         for method in shown
@@ -133,7 +133,8 @@ TABLES: dict[str, Callable[[], Table | str]] = {
         for name in ("demo", "compare")
         for kind, network in (("resnet", "SmallResNet"), ("vit", "SmallViT"))
     },
-    "summary": summary,
+    "summary": partial(summary, "lifelong"),
+    "summary-single-domain": partial(summary, "single-domain"),
     "speed": partial(measured, steps.speed, "steps", "h200"),
     "gains-h200": partial(measured, steps.gains, "steps", "h200"),
     **{
@@ -171,15 +172,18 @@ TABLES: dict[str, Callable[[], Table | str]] = {
 """Every table by its name in the pages."""
 
 
-def drawn(name: str) -> Figure:
-    """Return a recipe's figure."""
-    return RECIPES[name].show(numbers(RECIPE_FILES / f"{name}.json").cases)[1][""]
+def drawn(name: str, column: str = "") -> Figure:
+    """Return a recipe's figure, of columns that begin with `column`."""
+    cases = numbers(RECIPE_FILES / f"{name}.json").cases
+    return RECIPES[name].show([case for case in cases if case.column.startswith(column)])[1][""]
 
 
 FIGURES: dict[str, Callable[[], Figure]] = {
     "steps-h200": lambda: steps.draw(read("steps", "h200")),
     "steps-cpu": lambda: steps.draw(read("steps", "cpu")),
-    **{name: partial(drawn, name) for name in ("forgetting", "calibration", "drop-rates", "rates")},
+    "forgetting": partial(drawn, "forgetting", "level 5"),
+    "calibration": partial(drawn, "calibration"),
+    "drop-rates": partial(drawn, "drop-rates"),
 }
 """Every figure by the name of its file in docs/images."""
 

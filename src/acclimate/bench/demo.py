@@ -10,9 +10,9 @@ from ..methods import METHODS
 from ..methods.presets import COTTA_ON_CIFAR10
 from .plan import Plan, PlanError
 
-__all__ = ["DEMO_METHODS", "KINDS", "LEARNING_RATES", "NETWORKS", "ON_DIGITS", "demo_plans", "digit_overrides"]
+__all__ = ["DEMO_METHODS", "DEMO_NETWORKS", "KINDS", "LEARNING_RATES", "ON_DIGITS", "demo_plans", "digit_overrides"]
 
-NETWORKS = {"resnet": "digits-resnet", "vit": "digits-vit"}
+DEMO_NETWORKS = {"resnet": "digits-resnet", "vit": "digits-vit"}
 DEMO_METHODS = ("source", "bn-adapt", "tent", "eta", "eata", "eata-c")
 
 LEARNING_RATES = {"resnet": {"entropy": 0.01, "consistency": 0.05}, "vit": {"entropy": 0.003, "consistency": 0.01}}
@@ -47,18 +47,18 @@ def demo_plans(
     every = [name for name, method in METHODS.items() if method.task != "segmentation"]
     if unfit := [name for name in methods or () if name in METHODS and name not in every]:
         raise PlanError(f"{unfit[0]} is for segmenters, and digits are classified")
-    if unknown := [name for name in networks or () if name not in NETWORKS]:
-        raise PlanError(f"no network {unknown[0]!r}: choose from {', '.join(NETWORKS)}")
+    if unknown := [name for name in networks or () if name not in DEMO_NETWORKS]:
+        raise PlanError(f"no network {unknown[0]!r}: choose from {', '.join(DEMO_NETWORKS)}")
     chosen = {
         network: [name for name in methods or every if (network, name) != ("vit", "bn-adapt")]  # it has no BatchNorm
-        for network in networks or NETWORKS
+        for network in networks or DEMO_NETWORKS
     }
     if not any(chosen.values()):
         raise PlanError("bn-adapt needs BatchNorm layers, and the ViT has none")
     return [
         Plan(
             methods=names,
-            model=NETWORKS[network],
+            model=DEMO_NETWORKS[network],
             data=f"demo:{images},{seed}",
             seeds=(seed,),
             source="demo:training",

@@ -85,14 +85,16 @@ class Plan:
     source: str | None = _option(
         None, "Data set with clean images for the Fisher importance of EATA and EATA-C.", usual="that of --data"
     )
-    source_images: int = _option(0, "Images for it.", least=1, usual="2,000; 20 street scenes, as in the paper")
+    source_images: int = _option(
+        0, "Clean images for the Fisher importance.", least=1, usual="2,000; 20 street scenes, as in the paper"
+    )
     probe: str = _option(
         "snapshot",
         "How to measure forgetting: from a snapshot that leaves the stream untouched, by the paper's adaptation to "
         "clean images between the domains, or not at all.",
         choices=("snapshot", "readapt", "none"),
     )
-    probe_images: int = _option(1000, "Clean images for it.", least=1)
+    probe_images: int = _option(1000, "Clean images that show what is forgotten.", least=1)
     preset: str | None = _option(
         None,
         "Hyper-parameters to start from: resnet50, vit-base, segformer-b5, cifar-resnet or cifar-vit.",
@@ -103,7 +105,9 @@ class Plan:
     )
     device: str = _option("cpu", "Such as cpu or cuda.")
     engine: str = _option(
-        "eager", "With CUDA graphs (recorded), or compiled as well (auto).", choices=("eager", "recorded", "auto")
+        "eager",
+        "How passes run: step by step, as CUDA graphs, or also compiled.",
+        choices=("eager", "recorded", "auto"),
     )
     precision: str = _option(
         "fp32", "Number format.", choices=("fp32", "tf32", "bf16"), usual="fp32; bf16 with engine auto on a GPU"

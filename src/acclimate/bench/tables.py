@@ -16,6 +16,7 @@ from .result import Result
 
 __all__ = [
     "FORMATS",
+    "Table",
     "as_csv",
     "as_html",
     "as_latex",
