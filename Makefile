@@ -4,15 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo compare test lint format clean help
+.PHONY: demo compare test lint format docs-tables clean help
 
 help: ## show this help
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(VENV)/.bench ## adapt a small network through a stream of corrupted digits; writes an HTML report
+demo: $(VENV)/.bench ## adapt small networks to a stream of corrupted digits, and write an HTML report
 	$(BIN)/acclimate demo
 
-compare: $(VENV)/.bench ## every method on a shorter stream of the same digits, in one table (some minutes)
+compare: $(VENV)/.bench ## compare every method on a shorter stream of the same digits (some minutes)
 	$(BIN)/acclimate compare
 
 test: $(VENV)/.dev lint ## ruff, mypy and pytest
@@ -26,6 +26,9 @@ lint: $(VENV)/.dev ## ruff and mypy
 format: $(VENV)/.dev ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs-tables: $(VENV)/.dev ## write the tables and figures of README.md and docs/ from result files
+	$(BIN)/python -m benchmarks.docs_tables
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "acclimate needs Python 3.10 or newer: make PYTHON=python3.11 ...")'

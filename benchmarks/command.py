@@ -1,4 +1,4 @@
-"""What the measuring commands share: their options, and where their results go."""
+"""Options and result files that all measuring commands share."""
 
 from __future__ import annotations
 
@@ -12,34 +12,49 @@ from typing import Any
 
 import torch
 
-from acclimate.bench.evaluate import origin
+from acclimate.bench.provenance import origin
 from acclimate.cli.terminal import repeatable
-from acclimate.files import write_text
+from acclimate.files import json_lines, write_text
 
-__all__ = ["command", "path", "write"]
+__all__ = ["RESULTS", "command", "path", "read", "write"]
+
+RESULTS = Path(__file__).parent / "results"
 
 
 def command(about: str | None) -> argparse.ArgumentParser:
-    """A parser with the options that all have."""
+    """Return a parser with the common options."""
     warnings.simplefilter("ignore", DeprecationWarning)
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="a folder")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="a folder")
     return parser
 
 
 def path(name: str, arguments: argparse.Namespace) -> Path:
-    """Of the result file."""
+    """Return the path of the result file."""
     machine = torch.cuda.get_device_name().split()[-1].lower() if arguments.device == "cuda" else "cpu"
     return Path(arguments.out) / f"{name}_{machine}.json"
 
 
-def write(name: str, arguments: argparse.Namespace, result: dict[str, Any]) -> None:
-    """The result file, with the command and what it ran on."""
-    file = path(name, arguments)
-    told = {
+def read(name: str, machine: str) -> dict[str, Any]:
+    """Return a committed result file, such as that of `steps` on `h200`."""
+    content: dict[str, Any] = json.loads((RESULTS / f"{name}_{machine}.json").read_text())
+    return content
+
+
+def write(name: str, arguments: argparse.Namespace, result: dict[str, Any], depth: int = 2) -> None:
+    """Write the result file, with the command and the origin; one line per entry down to a depth."""
+    head = {
         "command": shlex.join(["python", "-m", f"benchmarks.{name}", *repeatable(sys.argv[1:])]),
         "origin": origin(torch.device(arguments.device)),
     }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, json.dumps(told | result, indent=1))
+    write_text(path(name, arguments), json_lines(_rounded(head | result), depth))
+
+
+def _rounded(value: Any) -> Any:
+    """Round floats to 8 significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.8g}")
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value

@@ -1,47 +1,47 @@
-"""Our corruptions beside the package imagecorruptions-imaug: how alike, and how fast.
+"""Our corruptions against the package imagecorruptions-imaug: fidelity and speed.
 
     python -m benchmarks.corruptions                          # fidelity on digits, throughput on the CPU
-    python -m benchmarks.corruptions --device cuda --out benchmarks/results/corruptions_h200.json
+    python -m benchmarks.corruptions --device cuda            # throughput on a GPU
 
-The reference takes one image at a time on the CPU; ours a batch, on the device named.
+The reference processes one image at a time on the CPU, ours a batch on the chosen device.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from acclimate import Normalisation
-from acclimate.bench.evaluate import origin
 from acclimate.bench.own_networks import digits_resnet
+from acclimate.bench.tables import Table
 from acclimate.data.corruptions import CORRUPTIONS, corrupt
 from acclimate.data.digits import load_digits
 
+from .command import command, write
+
 
 def reference(x: Tensor, name: str, severity: int, seed: int) -> Tensor:
-    """The same by imagecorruptions, for RGB images (B, 3, H, W) in [0, 1]."""
+    """Corrupt RGB images (B, 3, H, W) in [0, 1] with imagecorruptions."""
     import imagecorruptions
 
     np.random.seed(seed)  # noqa: NPY002
     levels = (x * 255).round().byte().movedim(1, -1).numpy()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it divides by nought where there is no drop of water
+        warnings.simplefilter("ignore")  # it divides by zero where there is no drop of water
         made = [imagecorruptions.corrupt(image, corruption_name=name, severity=severity) for image in levels]
     return torch.from_numpy(np.stack(made).astype(np.float32)).movedim(-1, 1) / 255
 
 
 @dataclass(frozen=True)
 class Likeness:
-    """A family at a severity, the reference's number first."""
+    """A family at a severity; each pair has the reference's number first."""
 
     family: str
     severity: int
@@ -52,20 +52,20 @@ class Likeness:
 
 
 def psnr(x: Tensor, clean: Tensor) -> float:
-    """In decibels, a mean over images; 60 where nothing changed."""
+    """Return decibels, averaged over images; 60 where nothing changed."""
     error = (x - clean).square().flatten(1).mean(1).clamp(min=1e-6)
     return float((-10 * error.log10()).mean())
 
 
 @torch.no_grad()
 def accuracy(net: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Of a network for grey images, by their own statistics: with those of training, chance is left of most."""
+    """Return a network's accuracy on grey images with batch statistics; those of training give chance on most."""
     with Normalisation(net).batch():
         return float((net(x.mean(1, keepdim=True)).argmax(1) == y).float().mean())
 
 
 def likeness(family: str, severity: int, digits: int, seed: int = 0) -> Likeness:
-    """Both on the same digits, as RGB images of 32 pixels."""
+    """Compare both on the same digits, as RGB images of 32 pixels."""
     _, test = load_digits()
     x, y = test.x[:digits].expand(-1, 3, -1, -1), test.y[:digits]
     both = (
@@ -88,7 +88,7 @@ def likeness(family: str, severity: int, digits: int, seed: int = 0) -> Likeness
 
 
 def pictures(count: int, size: int) -> Tensor:
-    """Smooth shapes with some texture."""
+    """Return smooth shapes with some texture."""
     generator = torch.Generator().manual_seed(0)
     coarse = torch.rand(count, 3, 7, 7, generator=generator)
     smooth = nn.functional.interpolate(coarse, size=(size, size), mode="bicubic").clamp(0, 1)
@@ -96,7 +96,7 @@ def pictures(count: int, size: int) -> Tensor:
 
 
 def throughput(family: str, size: int, batch: int, device: str, singles: int) -> dict[str, float]:
-    """Images a second at severity 3, ours as the median of five batches after one to warm up."""
+    """Return images per second at severity 3; ours is the median of five batches after a warm-up."""
     x = pictures(batch, size)
     reference(x[:2], family, 3, 0)  # numba compiles
     start = time.perf_counter()
@@ -115,15 +115,23 @@ def throughput(family: str, size: int, batch: int, device: str, singles: int) ->
     return {"size": size, "reference": theirs, "ours": ours, "ratio": ours / theirs}
 
 
+def table(gpu: dict[str, Any], cpu: dict[str, Any]) -> Table:
+    """Return images per second and the ratio to the package, on a GPU and on a CPU."""
+    rows = []
+    for family, there in gpu["speed"].items():
+        here = cpu["speed"][family]
+        fast = [f"{there['ours']:,.0f}", f"{there['ratio']:.0f}×"]
+        rows.append([family, *fast, f"{here['ours']:,.0f}", f"{here['ratio']:.1f}×"])
+    return ["family", "H200 img/s", "against the package", "two cores img/s", "against the package"], rows
+
+
 def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--digits", type=int, default=300, help="for the fidelity; 0 leaves it out")
-    parser.add_argument("--size", type=int, default=224, help="of the images for the throughput")
+    """Measure, print and write."""
+    parser = command(__doc__)
+    parser.add_argument("--digits", type=int, default=300, help="for the fidelity; 0 skips it")
+    parser.add_argument("--size", type=int, default=224, help="image size for the throughput")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--singles", type=int, default=8, help="images that the reference is timed on")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--singles", type=int, default=8, help="images for timing the reference")
     arguments = parser.parse_args()
 
     alike = [
@@ -143,12 +151,7 @@ def main() -> None:
         print(f"{family:18} {row['reference']:10.1f} {row['ours']:11.0f} {row['ratio']:6.0f}×   {shown}")
     ratios = sorted(row["ratio"] for row in speed.values())
     print(f"ratio: least {ratios[0]:.1f}, median {ratios[len(ratios) // 2]:.1f}")
-    if arguments.out:
-        told = ("device", "digits", "size", "batch", "singles")
-        command = " ".join(["python -m benchmarks.corruptions", *(f"--{n} {getattr(arguments, n)}" for n in told)])
-        content = {"command": command, "origin": origin(torch.device(arguments.device)), "speed": speed}
-        content |= {"likeness": alike}
-        arguments.out.write_text(json.dumps(content, indent=1) + "\n")
+    write("corruptions", arguments, {"speed": speed, "likeness": alike})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Draw every corruption at every severity for the docs: `python -m benchmarks.draw_corruptions OUT.png`.
 
-The scene is drawn here, so that no photograph has to be shipped.
+The scene is drawn by this script, so the repository needs no photograph.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from acclimate.data.corruptions import CORRUPTIONS, corrupt
 
 
 def scene(size: int = 128) -> Tensor:
-    """A house, a tree and a sun by the sea: (1, 3, size, size)."""
+    """Return a house, a tree and a sun by the sea: (1, 3, size, size)."""
     y, x = torch.meshgrid(torch.linspace(0, 1, size), torch.linspace(0, 1, size), indexing="ij")
 
     def colour(red: float, green: float, blue: float) -> Tensor:
@@ -48,7 +48,7 @@ def scene(size: int = 128) -> Tensor:
 
 
 def main() -> None:
-    """Draw."""
+    """Write the picture."""
     out = Path(sys.argv[1] if len(sys.argv) > 1 else "corruptions.png")
     x = scene()
     half = (len(CORRUPTIONS) + 1) // 2

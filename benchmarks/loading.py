@@ -1,14 +1,12 @@
-"""Whether adaptation waits for images: `python -m benchmarks.loading [--device cuda] [--out FOLDER]`.
+"""Does adaptation wait for images? `python -m benchmarks.loading [--device cuda] [--out FOLDER]`
 
-Images a second that EATA takes (compiled, 18 % kept; ViT-Base on a GPU, a small ViT elsewhere) when they are in memory
-already, and when they come from files: JPEGs, or pixels that were decoded before (`--cache`); read alone, and read for
-it, by a growing number of workers that have started. Files of 224 pixels, as ImageNet-C has them, smooth or full of
-noise, and photographs that are resized.
+Images per second of EATA (compiled, 18 % kept; ViT-Base on a GPU, a small ViT elsewhere) with images in memory and with
+images from files: JPEGs, or decoded pixels from `--cache`. Reading is also timed alone. Files have 224 pixels, as in
+ImageNet-C, smooth or noisy; photographs are resized. The number of workers varies.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
@@ -25,23 +23,25 @@ from torch import Tensor, nn
 
 from acclimate import EATA
 from acclimate.bench.own_networks import SmallViT
-from acclimate.bench.scenarios import drawn
-from acclimate.bench.stream import Drawn, ImageSet, Part
+from acclimate.bench.scenarios import sample_domain
+from acclimate.bench.stream import SampledDomain
+from acclimate.bench.tables import Table
 from acclimate.data.decoded import Decoded
 from acclimate.data.folders import ImageFolder, Preprocess
+from acclimate.data.types import ImageSet, Part
 
 from .command import command, write
 from .steps import Share, networks
 
 KINDS = {"224×224, smooth": (224, 224, 0), "224×224, noisy": (224, 224, 60), "500×375, resized": (500, 375, 15)}
-"""Width, height, and the deviation of their noise."""
+"""Width, height, and standard deviation of the noise."""
 WINDOWS = 3
 BATCH = 64
 KEPT = 0.18
 
 
 def make(device: str) -> EATA:
-    """On images of 224 pixels, with a fixed share of samples kept."""
+    """Return EATA for images of 224 pixels that keeps a fixed share of the samples."""
     torch.manual_seed(0)
     small = nn.Sequential(nn.AvgPool2d(7), SmallViT(width=128, depth=6, channels=3))
     model = networks(device)["ViT-Base"][0]() if device == "cuda" else small
@@ -49,7 +49,7 @@ def make(device: str) -> EATA:
 
 
 def files(folder: Path, size: tuple[int, int], noise: float, count: int) -> ImageFolder:
-    """Pictures as JPEGs of ImageNet-C's quality."""
+    """Write pictures as JPEGs of ImageNet-C's quality and open the folder."""
     draw = np.random.default_rng(0)
     folder.mkdir(parents=True)
     some = []
@@ -61,22 +61,22 @@ def files(folder: Path, size: tuple[int, int], noise: float, count: int) -> Imag
     return ImageFolder(folder.parent, Preprocess(256, 224) if size[0] != size[1] else Preprocess(crop=size[0]))
 
 
-def stream(images: ImageSet, workers: int, batches: int) -> Drawn:
-    """The images again and again: windows of `batches`, and those that are under way when the time starts."""
-    once = drawn("images", Part(images), batch_size=BATCH, workers=workers)
+def stream(images: ImageSet, workers: int, batches: int) -> SampledDomain:
+    """Repeat the images for all windows of `batches`, plus the batches read before the clock starts."""
+    once = sample_domain("images", Part(images), batch_size=BATCH, workers=workers)
     total = BATCH * (WINDOWS * batches + ahead(workers))
     return replace(once, picks=([*once.picks] * (-(-total // len(images))))[:total])
 
 
 def ahead(workers: int) -> int:
-    """Batches that are asked for at once, and one."""
+    """Return the number of batches that workers prefetch, plus one."""
     return 2 * workers + 1
 
 
 def rates(
     batches: Iterable[tuple[Tensor, Tensor]], skipped: int, window: int, use: Callable[[Tensor], object]
 ) -> list[float]:
-    """Images a second in each window of so many batches, after the first `skipped`."""
+    """Return images per second in each window of batches, after the first `skipped`."""
     found: list[float] = []
     count, start = 0, 0.0
     for index, (x, _) in enumerate(batches, 1):
@@ -97,7 +97,7 @@ def _wait(x: Tensor) -> None:
 
 
 def measure(device: str, count: int, batches: int) -> dict[str, Any]:
-    """From memory, then from files."""
+    """Measure from memory, then from files."""
     adapter = make(device)
     x, y = torch.rand(BATCH, 3, 224, 224, device=device), torch.zeros(BATCH)
 
@@ -115,12 +115,12 @@ def measure(device: str, count: int, batches: int) -> dict[str, Any]:
             for workers in sorted({n for n in (4, 8, cores - 1) if n < cores}):
                 row: dict[str, Any] = {"files": kind, "bytes": size, "workers": workers}
                 for name, some in (("", images), ("kept_", kept)):
-                    told = stream(some, workers, batches)
+                    batched = stream(some, workers, batches)
                     for what, use in (("read", Tensor.size), ("fed", adapter)):
-                        row[name + what] = rates(told.on(device), ahead(workers), batches, use)
+                        row[name + what] = rates(batched.on(device), ahead(workers), batches, use)
                 rows.append(row)
                 print(row, flush=True)
-    memory += from_memory()  # before and after: a machine with others on it may be faster or slower by then
+    memory += from_memory()  # again: the speed of a shared machine changes
     return {"cores": cores, "batch": BATCH, "kept": KEPT, "memory": memory, "rows": rows}
 
 
@@ -132,16 +132,15 @@ COLUMNS = {
 }
 
 
-def markdown(file: Path) -> str:
-    """The table of a page: medians, and the lowest and the highest."""
-    content = json.loads(file.read_text())
-    lines = [["images a second", "workers", *COLUMNS.values()], ["---"] + ["---:"] * (1 + len(COLUMNS))]
+def table(content: dict[str, Any]) -> Table:
+    """Return medians with their ranges."""
+    rows = []
     for row in content["rows"]:
         kind = f"{row['files']}, {row['bytes'] / 1e3:.0f} kB"
-        lines.append([kind, str(row["workers"]), *(_spread(row[name]) for name in COLUMNS)])
+        rows.append([kind, str(row["workers"]), *(_spread(row[name]) for name in COLUMNS)])
     memory = _spread(content["memory"])
-    lines.append(["in memory", "", "", memory, "", memory])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    rows.append(["in memory", "", "", memory, "", memory])
+    return ["images per second", "workers", *COLUMNS.values()], rows
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -149,10 +148,10 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print and write."""
     parser = command(__doc__)
     parser.add_argument("--images", type=int, default=1024, help="files of each kind")
-    parser.add_argument("--batches", type=int, default=100, help="in each of three windows that are timed")
+    parser.add_argument("--batches", type=int, default=100, help="in each of the three timed windows")
     arguments = parser.parse_args()
     found = measure(arguments.device, arguments.images, arguments.batches)
     write("loading", arguments, {"seed": 0, **found})

@@ -1,24 +1,24 @@
-"""What each method costs: `python -m benchmarks.methods [--device cuda] [--out FOLDER]`, the paper's Table 7 by size.
+"""Time and memory of each method: `python -m benchmarks.methods [--device cuda] [--out FOLDER]`
 
-Every method with its preset on random networks (ResNet-50 and ViT-Base on a GPU, small ones elsewhere), batches of 64,
-in plain eager PyTorch and in the engine: milliseconds a batch, what 50,000 images would take, and the peak memory of a
-step. Selecting methods keep a fixed share of the samples; MEMO takes four images, one at a time, and is scaled up.
+Every method of the paper's Table 7 with its preset on random networks (ResNet-50 and ViT-Base on a GPU, small ones
+elsewhere), batches of 64, in eager PyTorch and in the engine: milliseconds per batch, seconds for 50,000 images, and
+peak memory of a step. Selecting methods keep a fixed share of the samples. MEMO runs on four images, one at a time, and
+is scaled up.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import statistics
 import time
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from acclimate import METHODS, SAR, Adapter
+from acclimate.bench.tables import Table
 from acclimate.paper.published import paper_table_of
 
 from .command import command, write
@@ -30,7 +30,7 @@ KEPT = 0.6
 
 
 def make(method: str, network: str, x: Tensor, engine: str) -> Adapter:
-    """The method with its preset for the network."""
+    """Return the method with its preset for the network."""
     torch.manual_seed(0)
     arguments: dict[str, Any] = {"engine": engine}
     if method in SELECTING:
@@ -39,13 +39,13 @@ def make(method: str, network: str, x: Tensor, engine: str) -> Adapter:
         arguments["source"] = [x[:8]]
     model = networks(x.device.type)[network][0]().to(x.device).eval()
     adapter = METHODS[method].preset("vit-base" if "ViT" in network else "resnet50", model, **arguments)
-    if isinstance(adapter, SAR):  # which takes no select=
+    if isinstance(adapter, SAR):  # it has no argument select=
         adapter.reliable = Share(KEPT).to(x.device)  # type: ignore[assignment]
     return adapter
 
 
 def measure(method: str, network: str, x: Tensor, engine: str, repeats: int) -> dict[str, Any]:
-    """A few batches after the first ones."""
+    """Time a few batches after the first ones."""
     cuda = x.is_cuda
     gc.collect()
     if cuda:
@@ -80,15 +80,13 @@ def measure(method: str, network: str, x: Tensor, engine: str, repeats: int) -> 
     }
 
 
-def markdown(file: Path) -> str:
-    """Seconds for 50,000 images and peak memory in eager PyTorch, a line a method; the paper's, on an A100, beside."""
-    measured = [row for row in json.loads(file.read_text())["rows"] if row["engine"] == "eager"]
-    rows = {(row["network"], row["method"]): row for row in measured}
+def table(content: dict[str, Any]) -> Table:
+    """Return seconds for 50,000 images and peak memory in eager PyTorch, beside the paper's, which are on an A100."""
+    rows = {(row["network"], row["method"]): row for row in content["rows"] if row["engine"] == "eager"}
     networks, methods = ([*dict.fromkeys(key[place] for key in rows)] for place in (0, 1))
     header, theirs = paper_table_of("efficiency") or ([], [])
     paper = {(line[0], head): value for line in theirs for head, value in zip(header, line, strict=True)}
-    heads = [head for network in networks for head in (f"{network}: s", "MB", "paper: s", "MB")]
-    lines = [["", *heads], ["---", *["---:"] * len(heads)]]
+    lines = []
     for method in methods:
         numbers: list[float | str | None] = []
         for network in networks:
@@ -96,18 +94,18 @@ def markdown(file: Path) -> str:
             numbers += [row.get("seconds"), row.get("peak_mb")]
             numbers += [paper.get((method, f"{network} {what}")) for what in ("Time (s)", "Mem. (MB)")]
         lines.append([method, *("–" if n in (None, "–") else f"{float(n):,.0f}" for n in numbers)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return ["", *(head for network in networks for head in (f"{network}: s", "MB", "paper: s", "MB"))], lines
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print and write."""
     parser = command(__doc__)
     parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--engines", nargs="*", default=["eager", "auto"])
     parser.add_argument("--methods", nargs="*", default=[n for n, m in METHODS.items() if m.task != "segmentation"])
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore", UserWarning)  # of networks that do not fit, and of steps that are not recorded
+    warnings.simplefilter("ignore", UserWarning)  # about unsupported networks and unrecorded steps
     rows = []
     for network, (_, shape) in networks(arguments.device).items():
         x = torch.rand(arguments.batch, *shape, device=arguments.device)

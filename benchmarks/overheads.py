@@ -1,8 +1,8 @@
-"""What stands around a step: `python -m benchmarks.overheads [--device cuda] [--out FOLDER]`.
+"""Costs around a step: `python -m benchmarks.overheads [--device cuda] [--out FOLDER]`
 
-Importing the package against importing torch; the first call of a compiled adapter with an empty and with a filled
-cache, in processes of their own; a snapshot, a restore and a save against a step. Medians, with the spread (first to
-third quartile). Writes `overheads_DEVICE.json`.
+Import of the package and of torch; the first call of a compiled adapter with an empty and with a filled cache, in
+separate processes; a snapshot, a restore and a save beside a step. Medians, with the first and third quartile. Writes
+`overheads_DEVICE.json`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from acclimate import EATA, Engine
 from acclimate.bench.own_networks import SmallResNet, SmallViT
+from acclimate.bench.tables import Table
 
 from .command import command, write
 
 
 def network(name: str) -> tuple[nn.Module, tuple[int, ...]]:
-    """By the name that the table shows."""
+    """Return a network and its input shape by the name in the table."""
     if name.startswith("small"):
         return (SmallResNet() if name == "small ResNet" else SmallViT(width=128, depth=6)), (1, 32, 32)
     import timm
@@ -36,7 +37,7 @@ def network(name: str) -> tuple[nn.Module, tuple[int, ...]]:
 
 
 def timed(what: Callable[[], object], device: str, repeats: int) -> dict[str, float]:
-    """In milliseconds."""
+    """Time a function in milliseconds."""
     times = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
@@ -49,7 +50,7 @@ def timed(what: Callable[[], object], device: str, repeats: int) -> dict[str, fl
 
 
 def imports(repeats: int) -> dict[str, dict[str, float]]:
-    """A fresh interpreter each, in turn."""
+    """Time imports, each in a fresh interpreter, alternating."""
     found: dict[str, list[float]] = {"torch": [], "acclimate": []}
     for _ in range(repeats + 1):
         for name, times in found.items():
@@ -61,7 +62,7 @@ def imports(repeats: int) -> dict[str, dict[str, float]]:
 
 
 def first_call(name: str, device: str) -> float:
-    """Seconds from a network to its first adapted batch."""
+    """Return the seconds from a network to its first adapted batch."""
     torch.manual_seed(0)
     model, shape = network(name)
     x = torch.rand(64, *shape, device=device)
@@ -92,7 +93,7 @@ def start_up(name: str, device: str) -> dict[str, float]:
 
 
 def state(name: str, device: str, repeats: int) -> dict[str, dict[str, float]]:
-    """A snapshot, a restore, a save, beside a step of the same adapter, in turn."""
+    """Time a step, a snapshot, a restore and a save of one adapter."""
     model, shape = network(name)
     adapter = EATA(model.to(device).eval(), beta=0, engine=Engine(graphs=device == "cuda"))
     x = torch.rand(64, *shape, device=device)
@@ -100,7 +101,7 @@ def state(name: str, device: str, repeats: int) -> dict[str, dict[str, float]]:
         adapter(x)
     snapshot = adapter.snapshot()
     with tempfile.TemporaryDirectory() as folder:
-        adapter.save(f"{folder}/state.safetensors")  # the fingerprint is made once
+        adapter.save(f"{folder}/state.safetensors")  # computes the fingerprint, which is cached
         return {
             "step": timed(lambda: adapter(x), device, repeats),
             "snapshot": timed(adapter.snapshot, device, repeats),
@@ -109,25 +110,24 @@ def state(name: str, device: str, repeats: int) -> dict[str, dict[str, float]]:
         }
 
 
-def markdown(path: Path) -> str:
-    """The lines of a page's table: a column a network."""
-    content = json.loads(path.read_text())
-    state, starts = content["state"].values(), content["start_up"].values()
+def table(content: dict[str, Any]) -> Table:
+    """Return one column per network."""
+    state, starts = content["state"], content["start_up"].values()
     imports = {name: times["milliseconds"] / 1e3 for name, times in content["imports"].items()}
-    lines = {
+    rows = {
         "first call, empty cache": [f"{s['cold_seconds']:.0f} s" for s in starts],
         "first call, filled cache": [f"{s['cached_seconds']:.0f} s" for s in starts],
         **{
-            what: [f"{s[what]['milliseconds']:.1f} ms" for s in state]
+            what: [f"{times[what]['milliseconds']:.1f} ms" for times in state.values()]
             for what in ("step", "snapshot", "restore", "save")
         },
-        **{f"import {name}": [f"{seconds:.1f} s"] * 2 for name, seconds in imports.items()},
+        **{f"import {name}": [f"{seconds:.1f} s"] * len(state) for name, seconds in imports.items()},
     }
-    return "\n".join(f"| {name} | {' | '.join(values)} |" for name, values in lines.items())
+    return ["", *state], [[name, *cells] for name, cells in rows.items()]
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print and write."""
     parser = command(__doc__)
     parser.add_argument("--repeats", type=int, default=20)
     arguments = parser.parse_args()
@@ -140,7 +140,7 @@ def main() -> None:
         "start_up": {name: start_up(name, device) for name in names},
     }
     print(json.dumps(result, indent=1))
-    write("overheads", arguments, result)
+    write("overheads", arguments, result, depth=3)
 
 
 if __name__ == "__main__":

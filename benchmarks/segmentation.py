@@ -1,22 +1,21 @@
-"""What adapting a segmenter costs: `python -m benchmarks.segmentation [--device cuda] [--out FOLDER]`.
+"""Time and memory of adapting a segmenter: `python -m benchmarks.segmentation [--device cuda] [--out FOLDER]`
 
 SegFormer-B5 with random weights, one image of 960 × 540 at a time (a small one on a CPU), each method with its preset:
-milliseconds an image, passes, and peak memory with the network's weights. Writes `segmentation_DEVICE.json`.
+milliseconds per image, passes, and peak memory including the weights. Writes `segmentation_DEVICE.json`.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from acclimate import METHODS
+from acclimate.bench.tables import Table
 
 from .command import command, write
 
@@ -24,21 +23,21 @@ SIZES = {
     "SegFormer-B5": {"depths": [3, 6, 40, 3], "hidden_sizes": [64, 128, 320, 512], "decoder_hidden_size": 768},
     "SegFormer-B0": {"depths": [2, 2, 2, 2], "hidden_sizes": [32, 64, 160, 256], "decoder_hidden_size": 256},
 }
-COLUMNS = ("method", "ms an image", "spread", "forwards", "backwards", "peak MB")
+COLUMNS = ("method", "ms per image", "spread", "forwards", "backwards", "peak MB")
 
 
 def network(name: str) -> nn.Module:
-    """With nineteen classes."""
+    """Return a random network with nineteen classes."""
     from transformers import SegformerConfig, SegformerForSemanticSegmentation
 
     torch.manual_seed(0)
     made: Any = SegformerForSemanticSegmentation(SegformerConfig(num_labels=19, **SIZES[name]))
-    made.decode_head.classifier.weight.data.mul_(300)  # sure of some pixels, as a trained one is
+    made.decode_head.classifier.weight.data.mul_(300)  # confident of some pixels, as a trained network is
     return made.eval()  # type: ignore[no-any-return]
 
 
 def measure(method: str, name: str, size: tuple[int, int], device: str, images: int) -> dict[str, Any]:
-    """A few images after the first two."""
+    """Time a few images after the first two."""
     x = torch.rand(1, 3, *size, device=device)
     arguments = {"source": [x]} if method in ("eata", "eata-c") else {}
     adapter = METHODS[method].preset("segformer-b5", network(name).to(device), **arguments)
@@ -65,18 +64,18 @@ def measure(method: str, name: str, size: tuple[int, int], device: str, images: 
     }
 
 
-def markdown(file: Path) -> str:
-    """The table of a result file, for a page."""
-    lines = [list(COLUMNS), ["---"] + ["---:"] * (len(COLUMNS) - 1)]
-    for row in json.loads(file.read_text())["rows"]:
-        told = [row["method"], f"{row['milliseconds']:,.0f}", f"{row['low']:,.0f}–{row['high']:,.0f}"]
-        told += [str(row["forwards"]), str(row["backwards"])]
-        lines.append([*told, "" if row["peak_mb"] is None else f"{row['peak_mb']:,.0f}"])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def table(content: dict[str, Any]) -> Table:
+    """Return one row per method."""
+    rows = []
+    for row in content["rows"]:
+        times = [f"{row['milliseconds']:,.0f}", f"{row['low']:,.0f}–{row['high']:,.0f}"]
+        peak = "" if row["peak_mb"] is None else f"{row['peak_mb']:,.0f}"
+        rows.append([row["method"], *times, str(row["forwards"]), str(row["backwards"]), peak])
+    return list(COLUMNS), rows
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print and write."""
     parser = command(__doc__)
     parser.add_argument("--images", type=int, default=6)
     arguments = parser.parse_args()

@@ -1,8 +1,8 @@
-"""What a step costs: `python -m benchmarks.steps [--device cuda] [--out FOLDER]`.
+"""Time and memory of a step: `python -m benchmarks.steps [--device cuda] [--out FOLDER]`
 
-Methods, strategies and precisions side by side, on random networks with the share of kept samples held fixed: the
-median of interleaved repeats and their spread (first to third quartile), the ratio to the same engine's inference, and
-the peak memory of a step. Then the share is swept, and the batch size. Writes `steps_DEVICE.json` and draws the sweep.
+Methods, strategies and precisions on random networks, with a fixed share of kept samples: median and quartiles of
+interleaved repeats, the ratio to inference on the same engine, and peak memory. Then sweeps of the share and of the
+batch size. Writes `steps_DEVICE.json`; `benchmarks.docs_tables` draws the sweeps.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from acclimate import EATA, EATAC, Adapter, BNAdapt, Engine, Selector, Source, Tent
-from acclimate.bench.evaluate import origin
+from acclimate.bench.figures import STYLE
 from acclimate.bench.own_networks import SmallResNet, SmallViT
+from acclimate.bench.provenance import origin
+from acclimate.bench.tables import Table
 from acclimate.engine import Precision
 
 from .command import command, path, write
@@ -33,24 +36,24 @@ PARTS = ("table", "batches")
 
 
 class Share(Selector):
-    """Keeps a fixed share of a batch, spread over it."""
+    """Keep a fixed share of a batch, spread evenly."""
 
     def __init__(self, share: float = 1.0) -> None:
         super().__init__()
         self.register_buffer("share", torch.tensor(share))
 
     def forward(self, logits: Tensor) -> Tensor:
-        """One for the kept."""
+        """Return one for each kept sample, else zero."""
         ends = (torch.arange(len(logits) + 1, device=logits.device) * self.share - 1e-4).ceil()
         return ends.diff().to(logits.dtype)
 
     def watch(self, keep: Tensor) -> None:
-        """No alarm: the share is what is asked for."""
+        """Do not warn about the share: it is fixed on purpose."""
 
 
 @dataclass
 class Row:
-    """One line of the table."""
+    """One row of the table."""
 
     network: str
     method: str
@@ -65,31 +68,31 @@ class Row:
 
     @property
     def median(self) -> float:
-        """Of the repeats."""
+        """Median over the repeats."""
         return statistics.median(self.milliseconds)
 
     def spread(self) -> tuple[float, float]:
-        """First and third quartile."""
+        """Return the first and third quartile."""
         quartiles = statistics.quantiles(self.milliseconds, n=4)
         return quartiles[0], quartiles[2]
 
 
 @dataclass
 class Entry:
-    """An adapter that is being measured."""
+    """A row with its adapter and batch."""
 
     row: Row
     adapter: Adapter
     x: Tensor
 
     def keep(self) -> None:
-        """The share that is its row's."""
+        """Set the adapter's share to that of the row."""
         if self.row.kept is not None:
             self.adapter.get_buffer("select.share").fill_(self.row.kept)
 
 
 def networks(device: str) -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
-    """ResNet-50 and ViT-Base on a GPU; small ones elsewhere."""
+    """Return makers and input shapes: ResNet-50 and ViT-Base on a GPU, small networks elsewhere."""
     if device != "cuda":
         return {
             "small ResNet": (SmallResNet, (1, 32, 32)),
@@ -103,21 +106,22 @@ def networks(device: str) -> dict[str, tuple[Callable[[], nn.Module], tuple[int,
 
 @dataclass(frozen=True)
 class Line:
-    """What is measured: a method with its strategy on an engine."""
+    """A method with its strategy on an engine."""
 
     method: str
     engine: Engine
     strategy: str | None = None
     detached: bool = False
-    """BatchNorm's statistics are without a gradient, so that rows do not depend on each other."""
+    """No gradient through BatchNorm's statistics, so that samples do not depend on each other."""
 
-    def told(self) -> str:
-        """The strategy, as the table has it."""
+    @property
+    def shown(self) -> str:
+        """The strategy as the table shows it."""
         return f"{self.strategy or ''}{', detached' if self.detached else ''}"
 
 
 def lines(precisions: Sequence[Precision], vit: bool, cuda: bool) -> list[Line]:
-    """PyTorch as it comes; then each precision of the engine; then what saves memory."""
+    """Return eager PyTorch, then each precision of the engine, then the lean engine."""
 
     def methods(engine: Engine) -> Iterator[Line]:
         full = engine.compiled and engine.precision == precisions[-1]
@@ -152,14 +156,14 @@ def build(
     line: Line,
     shares: Sequence[float],
 ) -> list[Entry]:
-    """An adapter that has taken its first steps, at each share; peak memory is measured before steps are recorded."""
+    """Return an adapter after its first steps, at each share; peak memory is that of steps before recording."""
     method, strategy, engine = line.method, line.strategy, line.engine
     gc.collect()
     before = _allocated(x)
     torch.manual_seed(0)
     options: dict[str, Any] = {"engine": engine}
     if method == "BNAdapt":
-        options |= {"prior": 0.0}  # the batch's statistics alone, as a network that adapts has them
+        options |= {"prior": 0.0}  # batch statistics only, as in adaptation
     elif method != "Source":
         options |= {"lr": 1e-5}
     if strategy is not None:
@@ -173,7 +177,7 @@ def build(
     first = time.perf_counter() - start
     entries = []
     for share in shares if strategy is not None else [None]:
-        row = Row(network, method, line.told(), _named(engine), engine.precision, len(x), share, first)
+        row = Row(network, method, line.shown, _named(engine), engine.precision, len(x), share, first)
         entry = Entry(row, adapter, x)
         entry.keep()
         adapter(x)
@@ -183,7 +187,7 @@ def build(
         adapter.engine = replace(adapter.engine, graphs=True)
     for _ in range(4):
         adapter(x)
-    print(f"{network}: {method} {line.told()} {engine.precision}, first call {first:.0f} s", flush=True)
+    print(f"{network}: {method} {line.shown} {engine.precision}, first call {first:.0f} s", flush=True)
     return entries
 
 
@@ -196,7 +200,7 @@ def _allocated(x: Tensor) -> int:
 
 
 def _peak(adapter: Adapter, x: Tensor, before: int) -> float | None:
-    """Of a step, in MB, with the network's weights and without whatever else is there."""
+    """Return the peak memory of a step in MB, including the weights, without other allocations."""
     if not x.is_cuda:
         return None
     torch.cuda.synchronize()
@@ -211,14 +215,14 @@ def _named(engine: Engine) -> str:
 
 
 def measure(entries: Sequence[Entry], repeats: int, steps: int) -> None:
-    """All in turn, again and again."""
+    """Time all entries in turn, repeatedly."""
     for _ in range(repeats):
         for entry in entries:
             entry.row.milliseconds.append(1e3 * seconds(entry, steps))
 
 
 def seconds(entry: Entry, steps: int) -> float:
-    """Of one step, from several back to back."""
+    """Return the time of one step, averaged over several in a row."""
     entry.keep()
     entry.adapter(entry.x)
     _wait(entry.x)
@@ -235,22 +239,22 @@ def _wait(x: Tensor) -> None:
 
 
 def sweep(entries: Sequence[Entry], repeats: int, steps: int) -> list[dict[str, Any]]:
-    """EATA's cost against the share of samples kept, in the compiled engine."""
+    """Time EATA against the share of samples kept, on the compiled engine."""
     chosen = [e for e in entries if e.row.method == "EATA" and e.row.engine == "compiled" and e.row.kept == SHARES[0]]
     found: list[dict[str, Any]] = []
     for entry in chosen:
         for kept in SWEEP:
             point = Entry(replace(entry.row, kept=kept), entry.adapter, entry.x)
             times = [1e3 * seconds(point, steps) for _ in range(repeats)]
-            told = {"network": entry.row.network, "strategy": entry.row.strategy, "precision": entry.row.precision}
-            found.append(told | {"kept": kept, "milliseconds": statistics.median(times)})
+            where = {"network": entry.row.network, "strategy": entry.row.strategy, "precision": entry.row.precision}
+            found.append(where | {"kept": kept, "milliseconds": statistics.median(times)})
     return found
 
 
 def batches(
     device: str, network: str, make: Callable[[], nn.Module], shape: tuple[int, ...], repeats: int, steps: int
 ) -> list[dict[str, Any]]:
-    """Cost against batch size: inference and EATA in the engine's best precision."""
+    """Time inference and EATA against the batch size, in the engine's best precision."""
     vit = "ViT" in network
     engine = Engine("bf16" if device == "cuda" else "fp32", channels_last=device == "cuda" or not vit, compiled=True)
     found = []
@@ -262,8 +266,8 @@ def batches(
             for _ in range(4):
                 entry.adapter(entry.x)
             times = [1e3 * seconds(entry, steps) for _ in range(repeats)]
-            told = {"network": network, "method": line.method, "strategy": line.told(), "precision": engine.precision}
-            found.append(told | {"batch": size, "milliseconds": statistics.median(times)})
+            where = {"network": network, "method": line.method, "strategy": line.shown, "precision": engine.precision}
+            found.append(where | {"batch": size, "milliseconds": statistics.median(times)})
             print(f"{network}: {line.method}, batch {size}: {found[-1]['milliseconds']:.2f} ms", flush=True)
     return found
 
@@ -272,14 +276,14 @@ NAMES = ("network", "method", "strategy", "engine", "precision", "kept", "ms", "
 
 
 def inference(rows: Sequence[Row], network: str, engine: str, precision: str) -> float:
-    """Milliseconds of a prediction, with the batch's statistics where a network has BatchNorm, as adapting has them."""
+    """Return milliseconds of inference, with batch statistics where a network has BatchNorm, as in adaptation."""
     same = {r.method: r.median for r in rows if (r.network, r.engine, r.precision) == (network, engine, precision)}
     found = same.get("BNAdapt", same.get("Source"))
     return inference(rows, network, "compiled", precision) if found is None else found
 
 
 def cells(rows: Sequence[Row]) -> list[list[str]]:
-    """The table, a list a line."""
+    """Return the cells of the table."""
     out = []
     for row in rows:
         infer = inference(rows, row.network, row.engine, row.precision)
@@ -291,76 +295,82 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
     return out
 
 
-def told(rows: Sequence[Row]) -> str:
-    """The table as people read it."""
+def text(rows: Sequence[Row]) -> str:
+    """Return the table for a terminal."""
     out = [list(NAMES), *cells(rows)]
     widths = [max(len(line[i]) for line in out) for i in range(len(NAMES))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) for line in out)
 
 
-def markdown(file: Path) -> str:
-    """The table of a result file, for a page."""
-    rows = read(json.loads(file.read_text()))
-    lines = [list(NAMES), ["---"] * 6 + ["---:"] * 5, *cells(rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def table(content: dict[str, Any]) -> Table:
+    """Return all rows of a result file."""
+    return list(NAMES), cells(read(content))
 
 
-def gains(file: Path) -> str:
-    """What EATA in bfloat16 gains by the engine, for a page."""
-    medians = {
-        (r.network, r.method, r.strategy, r.engine, r.precision, r.kept): r.median
-        for r in read(json.loads(file.read_text()))
-    }
-    lines = ["| EATA in bfloat16, against | ResNet-50 | ViT-Base, 60 % kept | ViT-Base, 18 % kept |"]
-    lines.append("| --- | ---: | ---: | ---: |")
+def speed(content: dict[str, Any]) -> Table:
+    """Return milliseconds per batch with 60 % kept: eager in single precision, and the engine in bfloat16."""
+    rows = [row for row in read(content) if row.kept in (None, SHARES[0])]
+    times = {(r.network, r.method, r.strategy, r.engine, r.precision): r.median for r in rows}
+    lines = []
+    for network in dict.fromkeys(row.network for row in rows):
+        selective = "sparse" if "ViT" in network else "masked"
+        chosen = {"inference": ("Source", "", ""), "Tent": ("Tent", "", ""), "EATA": ("EATA", "masked", selective)}
+        chosen["EATA-C"] = ("EATAC", "replay-subset", "replay-subset")
+        for shown, (method, plain, fast) in chosen.items():
+            eager = times[network, method, plain, "eager", "fp32"]
+            auto = times[network, method, fast, "compiled", "bf16"]
+            lines.append([network, shown, f"{eager:.1f}", f"{auto:.1f}", f"{eager / auto:.1f} ×"])
+    return ["network", "", "eager, fp32", "auto, bf16", "faster by"], lines
+
+
+def gains(content: dict[str, Any]) -> Table:
+    """Return how much faster the engine makes EATA in bfloat16, and its time relative to inference."""
+    times = {(r.network, r.method, r.strategy, r.engine, r.precision, r.kept): r.median for r in read(content)}
     chosen = [("ResNet-50", "masked", 0.6), ("ViT-Base", "sparse", 0.6), ("ViT-Base", "sparse", 0.18)]
-    ours = [medians[network, "EATA", strategy, "compiled", "bf16", kept] for network, strategy, kept in chosen]
-    eager, dense, infer = (
-        [medians[network, "EATA", "masked", "eager", "fp32", kept] for network, _, kept in chosen],
-        [medians[network, "EATA", "masked", "compiled", "bf16", kept] for network, _, kept in chosen],
-        [medians[n, "BNAdapt" if n == "ResNet-50" else "Source", "", "compiled", "bf16", None] for n, _, _ in chosen],
+    ours = [times[network, "EATA", strategy, "compiled", "bf16", kept] for network, strategy, kept in chosen]
+    eager, dense = (
+        [times[network, "EATA", "masked", engine, precision, kept] for network, _, kept in chosen]
+        for engine, precision in (("eager", "fp32"), ("compiled", "bf16"))
     )
-    for name, over, under, told in (
-        ("the plain eager step in single precision", eager, ours, ".1f} × as fast"),
-        ("a dense backward in the same engine", dense, ours, ".2f} × as fast"),
-        ("the same engine's inference", ours, infer, ".2f} × its time"),
-    ):
-        cells = [("{:" + told).format(a / b) for a, b in zip(over, under, strict=True)]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    infer = [times[n, "BNAdapt" if n == "ResNet-50" else "Source", "", "compiled", "bf16", None] for n, _, _ in chosen]
+
+    def ratios(over: Sequence[float], under: Sequence[float], form: str) -> list[str]:
+        return [form.format(a / b) for a, b in zip(over, under, strict=True)]
+
+    return ["EATA in bfloat16, against", "ResNet-50", "ViT-Base, 60 % kept", "ViT-Base, 18 % kept"], [
+        ["the plain eager step in single precision", *ratios(eager, ours, "{:.1f} × as fast")],
+        ["a dense backward in the same engine", *ratios(dense, ours, "{:.2f} × as fast")],
+        ["the same engine's inference", *ratios(ours, infer, "{:.2f} × its time")],
+    ]
 
 
 def read(result: dict[str, Any]) -> list[Row]:
-    """The rows of a result file."""
+    """Return the rows of a result file."""
     known = {f.name for f in fields(Row)}
     rows = [row for found in result["networks"].values() for row in found["rows"]]
     return [Row(**{name: value for name, value in row.items() if name in known}) for row in rows]
 
 
-def draw(result: dict[str, Any], file: Path) -> None:
-    """Cost against the share kept, one panel a network and precision, with the ideal line; then against batch size."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    import matplotlib.pyplot as plt
-
-    sweeps = [point for found in result["networks"].values() for point in found["sweep"]]
-    sizes = [point for found in result["networks"].values() for point in found.get("batches", {}).get("points", ())]
+def draw(content: dict[str, Any]) -> Figure:
+    """Draw time against the share kept, with the ideal line, per network and precision; then against batch size."""
+    sweeps = [point for found in content["networks"].values() for point in found["sweep"]]
+    sizes = [point for found in content["networks"].values() for point in found.get("batches", {}).get("points", ())]
     panels = sorted({(p["network"], p["precision"]) for p in sweeps})
     names = sorted({p["network"] for p in sizes})
     lines, columns = 1 + bool(sizes), max(len(panels), len(names))
-    figure, axes = plt.subplots(lines, columns, figsize=(4.2 * columns, 3.4 * lines), squeeze=False)
-    for axis, (network, precision) in zip(axes[0], panels, strict=False):
-        points = [p for p in sweeps if (p["network"], p["precision"]) == (network, precision)]
-        _draw_sweep(axis, points, inference(read(result), network, "compiled", precision))
-        axis.set(title=f"{network}, {precision}", xlabel="share of samples kept", ylabel="ms a step")
-    for axis, network in zip(axes[-1], names, strict=False):
-        _draw_sizes(axis, [p for p in sizes if p["network"] == network])
-        axis.set(title=network, xlabel="batch size", ylabel="ms a step")
-    for axis in axes.flat:
-        axis.set_visible(bool(axis.lines))
-    figure.tight_layout()
-    figure.savefig(file, metadata={"Date": None})
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(4.2 * columns, 3.4 * lines), layout="constrained")
+        axes = figure.subplots(lines, columns, squeeze=False)
+        for axis, (network, precision) in zip(axes[0], panels, strict=False):
+            points = [p for p in sweeps if (p["network"], p["precision"]) == (network, precision)]
+            _draw_sweep(axis, points, inference(read(content), network, "compiled", precision))
+            axis.set(title=f"{network}, {precision}", xlabel="share of samples kept", ylabel="ms per step")
+        for axis, network in zip(axes[-1], names, strict=False):
+            _draw_sizes(axis, [p for p in sizes if p["network"] == network])
+            axis.set(title=network, xlabel="batch size", ylabel="ms per step")
+        for axis in axes.flat:
+            axis.set_visible(bool(axis.lines))
+    return figure
 
 
 GREY = "#8a8f98"
@@ -382,8 +392,8 @@ def _draw_sweep(axis: Any, points: Sequence[dict[str, Any]], infer: float) -> No
 def _draw_sizes(axis: Any, points: Sequence[dict[str, Any]]) -> None:
     for method, colour in (("Source", GREY), ("EATA", "#2f6f4f")):
         line = [(p["batch"], p["milliseconds"]) for p in points if p["method"] == method]
-        told = {f"{p['method']}, {p['strategy'] + ', ' if p['strategy'] else ''}{p['precision']}" for p in points}
-        label = next(name for name in told if name.startswith(method))
+        labels = {f"{p['method']}, {p['strategy'] + ', ' if p['strategy'] else ''}{p['precision']}" for p in points}
+        label = next(name for name in labels if name.startswith(method))
         axis.plot(*zip(*line, strict=True), "o-", color=colour, label=label, markersize=4)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
@@ -392,14 +402,14 @@ def _draw_sizes(axis: Any, points: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print and write."""
     parser = command(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=8, help="timed together in one repeat")
+    parser.add_argument("--steps", type=int, default=8, help="timed together in each repeat")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--only", nargs="*", default=[""], help="networks by a part of their name")
-    parser.add_argument("--precisions", nargs="*", help="of the compiled engine")
-    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="the others stay as they were")
+    parser.add_argument("--only", nargs="*", default=[""], help="networks, by a part of their name")
+    parser.add_argument("--precisions", nargs="*", help="precisions of the compiled engine")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="keep the others from the file")
     arguments = parser.parse_args()
     device, repeats, steps = arguments.device, arguments.repeats, arguments.steps
     precisions = arguments.precisions or (["fp32", "bf16"] if device == "cuda" else ["fp32"])
@@ -414,14 +424,13 @@ def main() -> None:
             table = lines(precisions, "ViT" in network, device == "cuda")
             entries = [entry for line in table for entry in build(network, make, x, line, SHARES)]
             measure(entries, repeats, steps)
-            print(told([entry.row for entry in entries]), flush=True)
-            rows = [asdict(e.row) | {"median": e.row.median, "spread": e.row.spread()} for e in entries]
+            print(text([entry.row for entry in entries]), flush=True)
+            rows = [asdict(entry.row) for entry in entries]
             found |= measured | {"rows": rows, "sweep": sweep(entries, 3, steps)}
             entries.clear()
         if "batches" in arguments.parts:
             found["batches"] = measured | {"points": batches(device, network, make, shape, 3, steps)}
-        write("steps", arguments, {"networks": results})
-    draw({"networks": results}, file.with_suffix(".svg"))
+        write("steps", arguments, {"networks": results}, depth=4)
 
 
 if __name__ == "__main__":

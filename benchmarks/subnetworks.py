@@ -1,31 +1,31 @@
-"""What a sub-network's step costs: `python -m benchmarks.subnetworks [--device cuda] [--out FILE.json]`.
+"""Time of a sub-network's step: `python -m benchmarks.subnetworks [--device cuda] [--out FOLDER]`
 
-A forward and backward pass (norm parameters) of the full network, of one whose branches are masked sample by sample,
-and of one whose dropped branches are skipped for the batch, at the same drop rates. Repeats are interleaved; the median
-and the spread (first to third quartile) are shown, and the share of branches that is left on average.
+Forward and backward pass (norm parameters) of the full network, with branches masked per sample, and with branches
+skipped per batch, at the same drop ratios. Repeats are interleaved; medians with the first and third quartile, and the
+mean share of branches left. Writes `subnetworks_DEVICE.json`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 
 from acclimate import StochasticDepth, norm_parameters
-from acclimate.bench.evaluate import origin
 from acclimate.bench.own_networks import SmallResNet, SmallViT
+from acclimate.bench.tables import Table
+
+from .command import command, write
 
 DROPS = (0.2, 0.6)
 
 
 def networks(device: str) -> dict[str, tuple[nn.Module, Tensor]]:
-    """ResNet-50 and ViT-Base at the paper's batch on a GPU; small ones elsewhere. Random weights."""
+    """Return random networks with a batch: ResNet-50 and ViT-Base on a GPU, small ones elsewhere."""
     if device != "cuda":
         x = torch.rand(64, 1, 32, 32)
         return {"small ResNet": (SmallResNet(), x), "small ViT": (SmallViT(), x)}
@@ -37,7 +37,7 @@ def networks(device: str) -> dict[str, tuple[nn.Module, Tensor]]:
 
 
 def seconds(model: nn.Module, x: Tensor, within: AbstractContextManager[None]) -> float:
-    """One forward and backward pass."""
+    """Time one forward and backward pass."""
     if x.is_cuda:
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -50,7 +50,7 @@ def seconds(model: nn.Module, x: Tensor, within: AbstractContextManager[None]) -
 
 
 def measure(name: str, model: nn.Module, x: Tensor, repeats: int) -> list[dict[str, object]]:
-    """Rows of one network, all ways interleaved."""
+    """Return the rows of one network, all ways interleaved."""
     model.eval().requires_grad_(False)
     for p in norm_parameters(model).values():
         p.requires_grad_(True)
@@ -83,29 +83,28 @@ def measure(name: str, model: nn.Module, x: Tensor, repeats: int) -> list[dict[s
     return rows
 
 
+def table(content: dict[str, Any]) -> Table:
+    """Return the time of each way relative to the full network."""
+    rows = content["rows"]
+    ratio = {(row["network"], row["drop"], row["per"]): f"{row['ratio_to_full']:.2f}×" for row in rows}
+    lines = []
+    for row in (row for row in rows if row["per"] == "sample"):
+        place = row["network"], row["drop"]
+        left = f"{row['branches_left']:.0%}"
+        lines.append([place[0], str(place[1]), left, ratio[(*place, "sample")], ratio[(*place, "batch")]])
+    return ["network", "drop ratio", "branches left", "masked per sample", "skipped per batch"], lines
+
+
 def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    """Measure, print and write."""
+    parser = command(__doc__)
     parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--out", type=Path, help="write JSON here")
     arguments = parser.parse_args()
-    rows = [
-        row
-        for name, (model, x) in networks(arguments.device).items()
-        for row in measure(name, model, x, arguments.repeats)
-    ]
-    print(f"{'network':14}{'drop':>6}  {'per':8}{'ms':>9}{'quartiles':>18}{'ratio':>8}{'branches left':>15}")
-    for row in rows:
-        low, high = row["quartiles_ms"]  # type: ignore[misc]
-        print(
-            f"{row['network']:14}{row['drop']:>6}  {row['per']:8}{row['ms']:>9}{f'{low}–{high}':>18}"
-            f"{row['ratio_to_full']:>8}{row['branches_left']:>15}"
-        )
-    if arguments.out:
-        command = f"python -m benchmarks.subnetworks --device {arguments.device} --repeats {arguments.repeats}"
-        content = {"command": command, "origin": origin(torch.device(arguments.device)), "seed": 0, "rows": rows}
-        arguments.out.write_text(json.dumps(content, indent=1) + "\n")
+    rows = []
+    for name, (model, x) in networks(arguments.device).items():
+        rows += measure(name, model, x, arguments.repeats)
+        print(*rows, sep="\n", flush=True)
+    write("subnetworks", arguments, {"seed": 0, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from acclimate.bench.stream import Drawn, Part, _moved
+from acclimate.bench.stream import Part, SampledDomain, _moved
 from acclimate.data import SUITES, DataError, decoded, folders, open_suite
 from acclimate.data.cifar import CIFARC
 from acclimate.data.corruptions import BENCHMARK
@@ -246,7 +246,7 @@ def test_images_in_one_array_are_read_in_batches(tmp_path: Path) -> None:
         ([fog], [(0, 3), (0, 9), (0, 3), (0, 0), (0, 7)]),
         ([fog, contrast], [(0, 3), (1, 9), (1, 3), (0, 0), (0, 7)]),
     ):
-        found = [*Drawn("some", parts, picks, batch_size=2).on("cpu")]
+        found = [*SampledDomain("some", parts, picks, batch_size=2).on("cpu")]
         assert [len(y) for _, y in found] == [2, 2, 1]
         x, y = torch.cat([x for x, _ in found]), torch.cat([y for _, y in found])
         assert y.dtype == torch.int64
@@ -275,7 +275,7 @@ def test_each_image_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     opened: list[Path] = []
     monkeypatch.setattr(folders, "read_image", lambda path, how: opened.append(path) or read_image(path, how))
     kept = Decoded(images, tmp_path / "cache")
-    stream = Drawn("all", [Part(kept)], [(0, index) for index in range(12)], batch_size=5)
+    stream = SampledDomain("all", [Part(kept)], [(0, index) for index in range(12)], batch_size=5)
     first, again = ([x for x, _ in stream.on("cpu")] for _ in range(2))
     assert sorted(opened) == sorted(images.paths)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
@@ -316,7 +316,7 @@ def test_workers_share_one_cache(tmp_path: Path) -> None:
     assert foggy.images is clean.images
     assert foggy.change is not None
     plain = open_suite(spec, Preprocess(36, 32)).clean()
-    domains = [Drawn("d", [part], [(0, i) for i in range(12)], 4, workers=2) for part in (clean, plain)]
+    domains = [SampledDomain("d", [part], [(0, i) for i in range(12)], 4, workers=2) for part in (clean, plain)]
     for (x, y), (expected, labels) in zip(*(domain.on("cpu") for domain in domains), strict=True):
         assert torch.equal(x, expected)
         assert torch.equal(y, labels)

@@ -14,11 +14,19 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from acclimate import ETA, MEMO, METHODS, Source, Tent, __version__
-from acclimate.bench.demo import Demo
+from acclimate.bench.demo import demo_plans
 from acclimate.bench.evaluate import evaluate, run
 from acclimate.bench.metrics import Meter, Scores
+from acclimate.bench.plan import PlanError
+from acclimate.bench.result import Result
+from acclimate.bench.run import Run
 from acclimate.bench.stream import Domain, Scenario
+from acclimate.bench.tables import mean_and_deviation
 from acclimate.cli.main import app
+from acclimate.data import DataError, open_suite
+from acclimate.data.corruptions import corrupt
+from acclimate.data.demo_digits import DemoDigits
+from acclimate.data.digits import load_digits
 
 
 def test_calibration_against_torchmetrics() -> None:
@@ -86,7 +94,7 @@ def test_the_other_metrics_by_their_definitions() -> None:
 
 
 def test_metrics_of_the_certain() -> None:
-    """Everything in the last bin of certainty: still told apart, and finite."""
+    """Predictions in the last bin of confidence are still distinguished, and metrics finite."""
     z = torch.tensor([[40.0, 0.0], [60.0, 0.0], [50.0, 0.0], [45.0, 0.0]])
     meter = Meter()
     meter.update(z, torch.tensor([0, 0, 0, 1]))
@@ -119,15 +127,15 @@ def scenario(resets: bool = False) -> Scenario:
 
 def test_run_is_the_plain_loop() -> None:
     adapter, again = Tent(make("bn"), lr=1e-2), Tent(make("bn"), lr=1e-2)
-    moments = list(run(adapter, scenario()))
-    assert [m.domain for m in moments] == ["one"] * 3 + ["two"] * 3
-    assert all(torch.equal(m.logits, again(x)) for m, x in zip(moments, stream(6), strict=True))
+    batches = list(run(adapter, scenario()))
+    assert [b.domain for b in batches] == ["one"] * 3 + ["two"] * 3
+    assert all(torch.equal(b.logits, again(x)) for b, x in zip(batches, stream(6), strict=True))
 
 
 def test_resets_start_each_domain_from_the_source() -> None:
     adapter, fresh = Tent(make("bn"), lr=1e-2), Tent(make("bn"), lr=1e-2)
-    moments = list(run(adapter, scenario(resets=True)))
-    assert all(torch.equal(m.logits, fresh(x)) for m, x in zip(moments[3:], stream(6)[3:], strict=True))
+    batches = list(run(adapter, scenario(resets=True)))
+    assert all(torch.equal(b.logits, fresh(x)) for b, x in zip(batches[3:], stream(6)[3:], strict=True))
 
 
 def test_the_clean_probe_leaves_the_stream_untouched() -> None:
@@ -145,10 +153,40 @@ def test_the_clean_probe_leaves_the_stream_untouched() -> None:
 def test_a_result_carries_its_origin() -> None:
     result = evaluate(Source(make("bn")), scenario()).as_dict()
     assert result["origin"]["torch"] == torch.__version__
-    assert result["origin"]["model"] == Source(make("bn")).fingerprint()
+    assert result["weights"] == Source(make("bn")).fingerprint()
     assert result["call"] == "Source(ConvNet, seed=0)"
-    assert result["accuracy"] == pytest.approx(sum(d["accuracy"] for d in result["domains"]) / 2)
+    assert result["summary"]["accuracy"] == pytest.approx(sum(d["accuracy"] for d in result["domains"]) / 2)
     json.dumps(result)
+
+
+def test_a_result_is_read_back_as_it_was_written() -> None:
+    result = evaluate(Tent(make("bn"), lr=1e-2), scenario())
+    assert result.done
+    assert Result.from_dict(json.loads(json.dumps(result.as_dict()))) == result, "bit for bit"
+    assert sum(result.bins["count"]) == sum(d.images for d in result.domains) == 48
+    assert sum(result.bins["correct"]) == pytest.approx(48 * result.accuracy)
+    result.protocol = {"images": None, "severity": 5}
+    compact = result.compact()
+    assert "clean_before" not in compact
+    assert "miou" not in compact["domains"]
+    assert compact["protocol"] == {"images": None, "severity": 5}
+    read = Result.from_dict(json.loads(json.dumps(compact)))
+    assert read.ece == pytest.approx(result.ece, rel=1e-5)
+    assert (read.miou, read.gpu_memory, read.protocol) == (None, None, result.protocol)
+    assert read.compact() == compact
+    with pytest.raises(ValueError, match="magic"):
+        Result.from_dict({**compact, "magic": 1})
+
+
+def test_mean_and_deviation() -> None:
+    assert mean_and_deviation([1.0, 2.0, 3.0]) == "2.0 ± 1.0"
+    assert mean_and_deviation([1234.0], ",.0f") == "1,234"
+    assert mean_and_deviation([1.0, None]) == mean_and_deviation([]) == "–"
+
+
+def test_a_domain_that_is_not_as_long_as_it_says_is_refused() -> None:
+    with pytest.raises(ValueError, match="batches"):
+        evaluate(Source(make("bn")), Scenario("test", [Domain("empty", [])]))
 
 
 def test_the_demo_from_the_command_line(tmp_path: Path) -> None:
@@ -170,17 +208,39 @@ def test_the_demo_from_the_command_line(tmp_path: Path) -> None:
     assert "Source" in shown.output
     assert "report.html" in shown.output.replace("\n", "")
     page = (tmp_path / "demo" / "report.html").read_text()
-    assert page.count("<figure>") == 4
+    assert page.count("<figure>") == 6
     assert not re.findall(r"(?:src|href)=\"https?:", page), "the page needs no other file"
     written = json.loads((tmp_path / "demo" / "results.json").read_text())
-    source, eata = written["results"]
+    source, eata = (result["summary"] for result in written["results"])
     assert eata["accuracy"] > source["accuracy"] + 0.1
     assert 0 < eata["backwards"] < eata["forwards"]
     assert written["command"].startswith("acclimate demo --severity 4 --images 64")
 
 
+def test_the_demos_stream_is_made_in_order(tmp_path: Path) -> None:
+    """One generator through all corruptions, batch by batch; test digits, probe and source images in their order."""
+    training, test = load_digits()
+    generator = torch.Generator().manual_seed(3)
+    (plan,) = demo_plans(("eata",), ("vit",), images=70, seed=3, severity=2)
+    job = Run(plan, tmp_path)
+    domains = job.scenario(3).domains
+    assert [domain.name for domain in domains] == [*DemoDigits.shifts]
+    for domain in domains:
+        for (x, y), part in zip(domain.on("cpu"), (slice(64), slice(64, 70)), strict=True):
+            assert torch.equal(x, corrupt(test.x[part], domain.name, 2, generator))
+            assert torch.equal(y, test.y[part])
+    assert torch.equal(torch.cat([x for x, _ in job.clean(3).on("cpu")]), test.x[-128:])
+    assert torch.equal(torch.cat([x for x, _ in job._source(3).on("cpu")]), training.x[:1000])
+    assert "lr=0.003" in repr(job.adapter(next(plan.jobs())))
+    assert [plan.model for plan in demo_plans(("bn-adapt",), images=8, seed=0)] == ["digits-resnet"]
+    with pytest.raises(PlanError, match="BatchNorm"):
+        demo_plans(("bn-adapt",), ("vit",), images=8, seed=0)
+    with pytest.raises(DataError, match="demo:IMAGES,SEED"):
+        open_suite("demo:many")
+
+
 def test_every_method_is_compared_in_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Demo, "corruptions", ("fog", "contrast"))
+    monkeypatch.setattr(DemoDigits, "shifts", ("fog", "contrast"))
     arguments = ["compare", "--network", "resnet", "--images", "8", "--out", str(tmp_path)]
     chosen = {name: m for name, m in METHODS.items() if name not in ("memo", "tea") and m.task != "segmentation"}
     refused = CliRunner().invoke(app, [*arguments, "--method", "dat"])

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from typer.main import get_command
 from typer.testing import CliRunner
 
-from acclimate import METHODS, experiment
+from acclimate import METHODS
+from acclimate.bench import own_networks
+from acclimate.bench import run as bench_run
 from acclimate.bench.networks import NetworkError, load_network
 from acclimate.bench.own_networks import digits_resnet
-from acclimate.bench.plan import Plan, PlanError, read_overrides
-from acclimate.bench.results import read_results
+from acclimate.bench.plan import Plan, PlanError, combine, read_overrides
+from acclimate.bench.result_folder import read_results
 from acclimate.bench.run import Run
 from acclimate.bench.tables import differences, paper_table
 from acclimate.cli.main import app
@@ -63,8 +67,8 @@ def test_results_are_written_as_they_come(tmp_path: Path) -> None:
     assert all(domain["clean_accuracy"] is not None for domain in first["domains"])
     assert first["protocol"]["data"] == "digits"
     source = {domain["name"]: domain["accuracy"] for domain in found["source-seed0.json"]["domains"]}
-    assert first["fingerprint"]["source_accuracy"] == source
-    assert found["tent-seed0.json"]["accuracy"] != found["tent-seed1.json"]["accuracy"]
+    assert first["source_accuracy"] == source
+    assert found["tent-seed0.json"]["domains"] != found["tent-seed1.json"]["domains"]
     assert not list(tmp_path.glob("*.safetensors")), "states of finished runs are gone"
     assert not list(tmp_path.glob(".*")), "no temporary file is left"
 
@@ -94,7 +98,7 @@ def test_an_interrupted_run_ends_with_the_same_numbers(method: str, tmp_path: Pa
 
     batches = 0
 
-    def stop_in_the_third_domain(moment: object, accuracy: float) -> None:
+    def stop_in_the_third_domain(batch: object, score: float) -> None:
         nonlocal batches
         batches += 1
         if batches == 6:
@@ -118,8 +122,8 @@ def test_a_killed_run_ends_with_the_same_numbers(tmp_path: Path) -> None:
     def start(out: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "acclimate.cli.main", "run", *options, "--out", str(tmp_path / out)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with (tmp_path / "told").open("w") as told:
-            return subprocess.Popen(command, stdout=told, stderr=told, env=environment)
+        with (tmp_path / "log").open("w") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
     file = tmp_path / "killed" / "roid-seed0.json"
     process = start("killed")
@@ -132,7 +136,7 @@ def test_a_killed_run_ends_with_the_same_numbers(tmp_path: Path) -> None:
     assert not half["done"]
     assert 1 <= len(half["domains"]) < 6
     for out in ("killed", "whole"):
-        assert start(out).wait(timeout=300) == 0, (tmp_path / "told").read_text()
+        assert start(out).wait(timeout=300) == 0, (tmp_path / "log").read_text()
     results = [numbers(json.loads((tmp_path / out / "roid-seed0.json").read_text())) for out in ("killed", "whole")]
     assert results[0] == results[1]
     assert results[0]["done"]
@@ -160,7 +164,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 
 def test_another_plan_is_not_mixed_in(tmp_path: Path) -> None:
     carry_out(plan(), tmp_path)
-    with pytest.raises(PlanError, match="holds results of another plan .severity was 5, and is 3 now"):
+    with pytest.raises(PlanError, match="severity was 5, and is 3 now"):
         Run(plan(severity=3), tmp_path)
     other = Run(plan(overrides={"tent": {"lr": 0.1}}), tmp_path)
     with pytest.raises(PlanError, match="was made with other settings"):
@@ -182,6 +186,7 @@ def test_another_plan_is_not_mixed_in(tmp_path: Path) -> None:
         ({"overrides": {"magic": {}}}, "no method 'magic'"),
         ({"images": 0}, "images=0: expected a number of at least 1"),
         ({"source_images": "many"}, "source_images='many'"),
+        ({"severity": 6}, "severity=6: expected a number from 1 to 5"),
     ],
 )
 def test_plans_that_cannot_be(changes: dict[str, Any], message: str) -> None:
@@ -220,7 +225,7 @@ def test_plans_of_other_scenarios(scenario: str, probe: str, tmp_path: Path) -> 
 
 def test_half_precision_runs(tmp_path: Path) -> None:
     found = carry_out(plan(methods=("tent", "eata-c"), precision="bf16"), tmp_path)
-    assert all(0 <= result["accuracy"] <= 1 for result in found.values())
+    assert all(0 <= result["summary"]["accuracy"] <= 1 for result in found.values())
 
 
 def test_a_report_minds_its_own_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,13 +242,13 @@ def test_tables_in_the_papers_layout(tmp_path: Path) -> None:
     header, rows = paper_table(results)
     assert header == ["Method", "", "contrast", "fog", "shot noise", "Avg.", "#Forwards", "#Backwards"]
     assert [row[:2] for row in rows] == [["Source", "Acc."], ["", "ECE"], ["Tent", "Acc."], ["", "ECE"]]
-    both = [s.result for s in results if s.result.method == "Tent"]
+    both = [result for result in results if result.method == "Tent"]
     assert rows[2][2] == f"{50 * sum(r.domains[0].accuracy for r in both):.1f}"
     assert "±" in rows[2][5]
     assert rows[2][6:] == ["32", "32"]
     assert not differences(results)
-    results[-1].content["fingerprint"]["source_accuracy"]["fog"] += 0.1
-    assert any("source accuracy on fog differs" in told for told in differences(results))
+    results[-1].source_accuracy["fog"] += 0.1
+    assert any("source accuracy on fog differs" in message for message in differences(results))
 
     runner = CliRunner()
     for layout, sign in (("markdown", "| Method |"), ("latex", r"\toprule"), ("csv", "Method,,contrast")):
@@ -275,8 +280,7 @@ def test_the_run_command(tmp_path: Path) -> None:
     shown = runner.invoke(app, [*arguments, "--dry-run"])
     assert shown.exit_code == 0, shown.output
     assert "1 domains, 1 batches" in shown.output
-    told = "resnet50's hyper-parameters are for 1,000 classes, and here are 10: try --preset cifar-resnet, too"
-    assert told in shown.output.replace("\n", " ")
+    assert "try --preset cifar-resnet" in shown.output.replace("\n", " ")
     assert not Path(out).exists()
     done = runner.invoke(app, arguments)
     assert done.exit_code == 0, done.output
@@ -303,6 +307,30 @@ def test_the_run_command(tmp_path: Path) -> None:
     assert "statistics='source'" in call
     listed = runner.invoke(app, ["list"]).output
     assert all(name in listed for name in ("eata-c", "timm:NAME", "imagenet-r", "correlated"))
+
+
+def test_options_are_the_fields_of_a_plan() -> None:
+    parameters = {p.name: p for p in get_command(app).commands["run"].params}
+    names = {f.metadata["name"] or f.name: f for f in fields(Plan)}
+    assert parameters.keys() == {*names, "config", "out", "dry_run"}
+    for name, f in names.items():
+        assert parameters[name].opts == [f"--{name.replace('_', '-')}"]
+        assert parameters[name].default is None, "an option that was not given says nothing"
+        assert parameters[name].help.startswith(f.metadata["help"])
+    assert CliRunner().invoke(app, ["run", "--severity", "6"]).exit_code == 2
+    shown = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).output
+    assert all(text in shown for text in ("snapshot, readapt, none", "64; 1 for street scenes", "eata.beta=500"))
+
+
+def test_options_override_a_configuration() -> None:
+    config = {"methods": ["tent"], "severity": 3, "overrides": {"tent": {"lr": 1, "seed": 2}}}
+    both = combine(config, {"severity": 4, "overrides": {"tent": {"lr": 5}, "eata": {"beta": 0}}})
+    assert (both.methods, both.severity, both.workers, both.precision) == (("tent",), 4, 0, "fp32")
+    assert both.overrides == {"tent": {"lr": 5, "seed": 2}, "eata": {"beta": 0}}
+    assert combine({}, {"device": "cuda"}).workers >= 1
+    assert combine({"engine": "auto"}, {"device": "cuda:1"}).precision == "bf16"
+    assert combine({"engine": "auto", "precision": "fp32"}, {"device": "cuda"}).precision == "fp32"
+    assert combine({"engine": "auto"}, {}).precision == "fp32"
 
 
 def test_the_papers_numbers_stand_beside_ours_where_the_setting_is_the_same(tmp_path: Path) -> None:
@@ -430,6 +458,21 @@ def test_networks_of_ones_own(tmp_path: Path) -> None:
             load_network(spec)
 
 
+def test_weights_that_are_not_in_the_package_are_found_in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = Path(own_networks.__file__).parents[1]
+    assert own_networks.weights("digits-resnet").parent == package / "weights"
+    assert own_networks.weights("cifar10-resnet").parent == package.parents[1] / "weights"
+    monkeypatch.setattr(own_networks, "__file__", "/no/where/lib/acclimate/bench/own_networks.py")
+    with pytest.raises(NetworkError, match=r"cifar10-vit=FILE.*training\.cifar10"):
+        load_network("cifar10-vit")
+
+
+def test_the_package_is_small() -> None:
+    package = Path(own_networks.__file__).parents[1]
+    data = [file for file in package.rglob("*") if file.is_file() and file.suffix not in (".py", ".pyc")]
+    assert sum(file.stat().st_size for file in data) < 2_000_000
+
+
 def test_a_cache_goes_to_all_data_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[tuple[str, str | None]] = []
 
@@ -437,7 +480,7 @@ def test_a_cache_goes_to_all_data_of_a_plan(tmp_path: Path, monkeypatch: pytest.
         opened.append((data, cache))
         return open_suite(data, preprocess, cache)
 
-    monkeypatch.setattr(experiment, "open_suite", open_noted)
+    monkeypatch.setattr(bench_run, "open_suite", open_noted)
     words = ["run", "--method", "eata", "--source", "digits", "--shift", "fog", "--images", "16", "--probe", "none"]
     folder = str(tmp_path / "pixels")
     done = CliRunner().invoke(app, [*words, "--cache", folder, "--out", str(tmp_path / "out")])

@@ -26,11 +26,10 @@ from acclimate.data import DataError, open_suite
 from acclimate.data.cifar import CIFARC
 from acclimate.data.on_the_fly import Corrupted
 from acclimate.paper import studies
-from acclimate.paper.numbers import join, show
-from acclimate.paper.recipe import Case, Recipe, Shown, _begin, reproduce, side_by_side
 from acclimate.paper.recipes import RECIPES
+from acclimate.paper.reproduce import Case, Numbers, Recipe, _start_process, join, reproduce, show, side_by_side
 from acclimate.paper.scales import SCALES, Scale
-from benchmarks.paper import filled, take_over
+from benchmarks import docs_tables
 
 DATA = {"paper": "imagenet-c:/data,/clean", "5k": "imagenet-c-5k:/data,/clean", "cifar10": "cifar10:/data"}
 TINY = {"images": 32, "batch_size": 16, "source_images": 16, "probe_images": 16}
@@ -105,8 +104,7 @@ def test_a_recipe_writes_its_numbers_and_its_form(name: str, tmp_path: Path) -> 
     assert numbers["command"] == "acclimate paper run"
     assert {origin["torch"] for origin in numbers["origins"]} == {torch.__version__}
     assert len(numbers["cases"]) == len(RECIPES[name].plans(tiny()))
-    for case in numbers["cases"]:
-        assert case.get("results") or case.get("measured")
+    assert all(case["results"] for case in numbers["cases"])
     table = (tmp_path / f"{name}.md").read_text().splitlines()
     assert len(table) > 2
     assert len({line.count("|") for line in table}) == 1
@@ -125,23 +123,11 @@ def test_tables_over_corruptions(tmp_path: Path) -> None:
         assert len(lines) == 2 + 2 * methods
         assert sum(line.startswith("| MEMO, 1 images") for line in lines) == 1
         assert [line.split(" ")[1] for line in lines[2:6:2]] == ["Source", "BNAdapt" if methods == 13 else "Tent"]
-    page = (
-        "# Results\n\n<!-- lifelong: resnet -->\nof yesterday\n<!-- end -->\n\n<!-- lifelong-vit.md -->\n<!-- end -->\n"
-    )
-    new = filled(page, tmp_path)
-    assert "of yesterday" not in new
-    assert filled(new, tmp_path) == new
-    lines = new.split("<!-- end -->")[0].splitlines()
+    lines = docs_tables.comparison(tmp_path / "lifelong.json", "resnet").splitlines()
     assert len([line for line in lines if line.startswith("| ")]) == 2 + 13
     assert next(line for line in lines if line.startswith("| EATA, 16 images ")).endswith(
         "| 48.4 | 14.3 | 50,000 | 29,721 |"
     )
-    assert (tmp_path / "lifelong-vit.md").read_text().strip() in new
-    taken = {file.name for file in take_over(tmp_path, tmp_path / "taken")}
-    assert taken >= {"lifelong.json", "lifelong-vit.md"}
-    assert filled(page, tmp_path / "taken") == new
-    with pytest.raises(SystemExit, match="has no result"):
-        take_over(tmp_path / "nowhere")
     kept = {file: file.stat().st_mtime_ns for file in tmp_path.glob("lifelong/memo-*/*.json")}
     reproduce(RECIPES["single-domain"], scale.on(only=("memo", "tent")), tmp_path)
     assert kept
@@ -172,12 +158,14 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "few.json").read_text())["cases"] == first["cases"]
     reproduce(few, tiny(seeds=(0, 1)), tmp_path, on_case=begin)
     assert begun == ["tent"] * 2, "another seed is no other plan"
-    with pytest.raises(PlanError, match="under another plan"):
+    with pytest.raises(PlanError, match="other settings"):
         reproduce(few, tiny(source_images=8), tmp_path)
-    (tmp_path / "few" / "tent" / "tent.0.json").write_text("{")
+    with pytest.raises(PlanError, match="another plan"):
+        reproduce(few, tiny(batch_size=8), tmp_path)
+    (tmp_path / "few" / "tent" / "tent-seed0.json").write_text("{")
     with pytest.raises(PlanError, match="is damaged"):
         reproduce(few, tiny(), tmp_path)
-    twice = Recipe("twice", "", lambda scale: [*few.cases(scale)] * 2, lambda _: Shown())
+    twice = Recipe("twice", "", lambda scale: [*few.cases(scale)] * 2, lambda _: ({}, {}))
     with pytest.raises(ValueError, match="two cases have one name"):
         reproduce(twice, tiny(), tmp_path)
 
@@ -211,7 +199,7 @@ def test_results_of_other_settings_are_not_taken(tmp_path: Path) -> None:
         reproduce(recipe, other, tmp_path)
     file = tmp_path / "sweep-e0" / "eata-0.2" / "eata-seed0.json"
     content = json.loads(file.read_text())
-    content["fingerprint"]["weights"] = "others"
+    content["weights"] = "others"
     file.write_text(json.dumps(content))
     with pytest.raises(PlanError, match="two networks that are both called digits-resnet"):
         reproduce(cut("sweep-e0", 2), tiny(), tmp_path)
@@ -243,21 +231,30 @@ def run_of(scale: Scale, network: Any, method: str, tmp_path: Path, **arguments:
     return Run(plan, tmp_path), Job(method, 0)
 
 
-def test_one_step_a_batch_is_plain_adaptation(tmp_path: Path) -> None:
+def measured(study: Callable[..., dict[str, Any]], run: Run, job: Job, **arguments: Any) -> dict[str, Any]:
+    adapter = run.adapter(job)
+    (domain,) = run.scenario(job.seed).domains
+    try:
+        return study(adapter, domain, print, **arguments)
+    finally:
+        adapter.reset()
+
+
+def test_one_step_per_batch_is_plain_adaptation(tmp_path: Path) -> None:
     run, job = run_of(tiny(), "resnet", "tent", tmp_path, lr=0.3)
     adapter = run.adapter(job)
     plain = evaluate(adapter, run.scenario(0))
     adapter.reset()
-    once, thrice = (studies.several_steps(steps)(run, job, print) for steps in (1, 3))
+    once, thrice = (measured(studies.several_steps, run, job, steps=steps) for steps in (1, 3))
     assert once == {"accuracy": pytest.approx(plain.accuracy), "ece": pytest.approx(plain.ece)}
     assert thrice != once
 
 
 def test_all_samples_are_the_highest_and_the_lowest(tmp_path: Path) -> None:
     run, job = run_of(tiny(), "resnet", "tent", tmp_path)
-    high, low = (studies.entropy_share(which, 100)(run, job, print) for which in ("highest", "lowest"))
+    high, low = (measured(studies.entropy_share, run, job, which=which, percent=100) for which in ("highest", "lowest"))
     assert high == low
-    assert studies.entropy_share("lowest", 50)(run, job, print) != high
+    assert measured(studies.entropy_share, run, job, which="lowest", percent=50) != high
     adapter = run.adapter(job)
     (domain,) = run.scenario(0).domains
     batches = [*domain.on("cpu")]
@@ -302,7 +299,7 @@ def test_the_indicator_counts_disagreement_and_leaves_the_stream_alone(tmp_path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EATAC, "forward", watched)
-        told = studies.indicator(run, job, print)
+        told = measured(studies.indicator, run, job)
     assert told["batches"] == [0, 1, 2, 3]
     assert torch.equal(seen[-1], logits_after(run, job, batches)), "looking must not change what is learned"
 
@@ -325,7 +322,7 @@ def test_a_held_out_fifth_is_not_learned_from(tmp_path: Path) -> None:
     (domain,) = run.scenario(0).domains
     stream = replace(domain, picks=domain.picks[:32])
     rest = replace(domain, name=f"{domain.name}, held out", picks=domain.picks[32:])
-    told = studies.held_out(run, job, print)
+    told = measured(studies.held_out, run, job)
     assert told["batches"] == [0, 1, 2, 3, 4]
     adapter = run.adapter(job)
     expected = []
@@ -341,7 +338,7 @@ def test_a_held_out_fifth_is_not_learned_from(tmp_path: Path) -> None:
 
 def test_the_divergence_is_of_all_samples(tmp_path: Path) -> None:
     run, job = run_of(tiny(severity=2), "vit", "source", tmp_path)
-    told = studies.with_divergence(drop=0.5)(run, job, print)
+    told = measured(studies.divergence, run, job, drop=0.5)
     from acclimate import subnetwork
 
     net, generator = run.network.model, torch.Generator().manual_seed(0)
@@ -359,7 +356,7 @@ def test_the_divergence_is_of_all_samples(tmp_path: Path) -> None:
 
 def test_selected_samples_are_surer_than_removed_ones(tmp_path: Path) -> None:
     run, job = run_of(tiny(severity=3, images=64), "vit", "eta", tmp_path, select="reliable", margin=0.1)
-    told = studies.selected(run, job, print)
+    told = measured(studies.selected, run, job)
     kept, removed = (told[name]["confidence"] for name in ("selected", "removed"))
     assert kept
     assert removed
@@ -500,14 +497,12 @@ def test_networks_of_ours_come_from_files_too(tmp_path: Path) -> None:
 
 
 def test_the_papers_marks_are_explained() -> None:
-    from acclimate.paper.numbers import _legend
+    from acclimate.paper.published import legend
 
-    rows = [["Tent (paper†)", "1"], ["EATAC†, all parameters", "2"], ["MEMO (paper*)", "3"]]
-    assert _legend(rows).strip() == (
-        "† single-domain adaptation: the network is reset before each corruption; "
-        r"\* episodic adaptation: the network is reset before each image."
-    )
-    assert _legend(rows[1:2]) == ""
+    notes = legend(["Tent (paper†)", "EATAC", "MEMO (paper*)"])
+    assert notes.startswith("† single-domain")
+    assert r"; \* episodic" in notes, "a leading star would start a list"
+    assert legend(["EATAC†, all parameters"]) == ""
 
 
 def test_some_of_the_methods_alone(tmp_path: Path) -> None:
@@ -539,7 +534,9 @@ def test_the_networks_for_cifar10_have_presets_of_their_own() -> None:
 def test_the_networks_for_cifar10_come_with_the_package(name: str) -> None:
     from acclimate.bench.own_networks import weights
 
-    assert weights(name).stat().st_size <= 2_000_000
+    file = weights(name)
+    assert file is not None
+    assert file.stat().st_size <= 2_000_000
     net = load_network(name).model
     assert all(p.dtype == torch.float32 and bool(p.isfinite().all()) for p in net.parameters())
     logits = net(torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))).detach()
@@ -556,17 +553,14 @@ def test_methods_that_were_measured_apart_are_joined(tmp_path: Path) -> None:
     assert "| Tent (lr=" in done.output
     for name in ("lifelong-resnet.md", "lifelong-vit.tex"):
         assert (tmp_path / "joined" / name).read_text() == (tmp_path / "whole" / name).read_text()
-    joined, one, two = (
-        json.loads((tmp_path / where / "lifelong.json").read_text()) for where in ("joined", "one", "two")
-    )
-    assert joined["command"] == "acclimate one && acclimate two"
-    assert joined["cases"] == two["cases"], "what both have is the later's"
-    assert one["cases"] != two["cases"]
-    assert joined["cases"][0]["results"][0]["nll"] is not None
+    joined, one, two = (Numbers.read(tmp_path / where / "lifelong.json") for where in ("joined", "one", "two"))
+    assert joined.command == "acclimate one && acclimate two"
+    assert joined.cases == two.cases, "where both have a result, the later one counts"
+    assert one.cases != two.cases
 
 
-def told(file: Path, change: Callable[[dict[str, Any]], object]) -> Path:
-    """A file of numbers with something changed, beside it."""
+def changed(file: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Write a changed copy of a file of numbers."""
     content = json.loads(file.read_text())
     change(content)
     other = file.with_name("changed.json")
@@ -587,14 +581,13 @@ def test_seeds_that_were_measured_apart_are_joined(seeds: list[Path]) -> None:
     def elsewhere(content: dict[str, Any]) -> None:
         """Measured before a plan had a cache, in another folder, on another card of the same kind."""
         for case in content["cases"]:
-            del case["plan"]["cache"]
             case["plan"] |= {"device": "cuda:1", "workers": 3, "data": "digits"}
 
-    whole = join([told(seeds[0], elsewhere), seeds[1]])
-    assert [case["column"] for case in whole["cases"]] == ["resnet", "vit"]
-    for case in whole["cases"]:
-        assert [result["seed"] for result in case["results"]] == case["plan"]["seeds"] == [0, 1]
-    assert whole["command"] == "seed 0 && seed 1"
+    whole = join([changed(seeds[0], elsewhere), seeds[1]])
+    assert [case.column for case in whole.cases] == ["resnet", "vit"]
+    for case in whole.cases:
+        assert tuple(result.seed for result in case.results) == case.plan.seeds == (0, 1)
+    assert whole.command == "seed 0 && seed 1"
 
 
 @pytest.mark.parametrize(
@@ -604,20 +597,20 @@ def test_seeds_that_were_measured_apart_are_joined(seeds: list[Path]) -> None:
         (lambda c: c["cases"][0]["plan"].update(batch_size=8), "in two ways: batch_size is 8 and 16"),
         (lambda c: c["cases"][0]["plan"].update(data="cifar10:a"), "in two ways: data is 'cifar10' and 'digits'"),
         (lambda c: c["cases"][0]["plan"].update(engine="recorded"), "seeds of Source were measured in two ways"),
-        (lambda c: c["cases"][0]["results"][0]["origin"].update(device="H200"), "seeds of Source were measured in two"),
+        (lambda c: c["origins"][0].update(device="H200"), "seeds of Source were measured in two"),
         (lambda c: c["cases"][0]["results"][0].update(method="Nobody"), "is damaged, or holds no numbers"),
-        (lambda c: c["cases"][0]["results"][0].update(domains=[]), "is damaged, or holds no numbers"),
+        (lambda c: c["cases"][0]["results"][0].update(domains={}), "is damaged, or holds no numbers"),
         (lambda c: c.pop("command"), "is damaged, or holds no numbers"),
         (lambda c: c.update(cases=[]), "it has no case"),
     ],
 )
 def test_what_cannot_be_joined_is_refused(change: Any, message: str, seeds: list[Path]) -> None:
     with pytest.raises(PlanError, match=message):
-        join([told(seeds[0], change), seeds[1]])
+        join([changed(seeds[0], change), seeds[1]])
 
 
 def test_other_networks_and_other_files_are_not_joined(seeds: list[Path], tmp_path: Path) -> None:
-    other = told(seeds[0], lambda c: c["cases"][0]["results"][0]["origin"].update(model="another"))
+    other = changed(seeds[0], lambda c: c["cases"][0]["results"][0].update(weights="another"))
     with pytest.raises(PlanError, match="two networks that are both called digits-resnet"):
         show(RECIPES["lifelong"], join([other, seeds[1]]), tmp_path)
     with pytest.raises(PlanError, match="is a folder: name the file"):
@@ -625,8 +618,9 @@ def test_other_networks_and_other_files_are_not_joined(seeds: list[Path], tmp_pa
     wrong = CliRunner().invoke(app, ["paper", "join", str(tmp_path / "none.json"), "--out", str(tmp_path)])
     assert wrong.exit_code == 2
     assert "cannot join" in wrong.output
-    h200 = told(seeds[0], lambda c: c["origins"][0].update(torch="1.0"))
-    mixed = CliRunner().invoke(app, ["paper", "join", str(h200), str(seeds[1]), "--out", str(tmp_path)])
+    older = changed(seeds[0], lambda c: c["origins"][0].update(torch="1.0"))
+    tent = changed(seeds[1], lambda c: [r.update(method="Tent") for case in c["cases"] for r in case["results"]])
+    mixed = CliRunner().invoke(app, ["paper", "join", str(older), str(tent), "--out", str(tmp_path)])
     assert "their torch differs: 1.0," in mixed.output
 
 
@@ -635,7 +629,7 @@ def test_what_was_measured_besides_is_joined_too(tmp_path: Path) -> None:
         reproduce(cut("parameters", 2), tiny(shifts=("fog",), seeds=(seed,)), tmp_path / str(seed))
     files = [tmp_path / str(seed) / "parameters.json" for seed in (0, 1)]
     whole = join([*files, files[0]])
-    assert [[each["seed"] for each in case["measured"]] for case in whole["cases"]] == [[1, 0]] * 2
+    assert [[result.seed for result in case.results] for case in whole.cases] == [[1, 0]] * 2
     show(RECIPES["parameters"], whole, tmp_path)
     assert " ± " in (tmp_path / "parameters.md").read_text()
 
@@ -652,10 +646,10 @@ def test_processes_beside_each_other_have_their_share_of_threads(monkeypatch: py
     monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
     given: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", given.append)
-    _begin(3)
+    _start_process(3)
     assert (given, os.environ["TORCHINDUCTOR_COMPILE_THREADS"]) == ([3], "1")
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "5")
-    _begin(3)
+    _start_process(3)
     assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "5", "what the user says"
 
 

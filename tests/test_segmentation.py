@@ -361,14 +361,14 @@ def test_a_run_on_scenes(tmp_path: Path) -> None:
         *(f"{w}, round 1" for w in WEATHER),
         "fog, round 2",
     ]
-    assert 0 < content["miou"] < 1
+    assert 0 < content["summary"]["miou"] < 1
     assert content["call"].count("statistics='source'") == 1
     table = CliRunner().invoke(app, ["table", str(out)])
     assert "| Tent | mIoU |" in table.output
     page = tmp_path / "page.html"
     told = CliRunner().invoke(app, ["report", str(out), "--out", str(page)])
     assert told.exit_code == 0, told.output
-    assert "what the source network sees in it, and EATA" in page.read_text()
+    assert "of the source network, and of EATA" in page.read_text()
     refused = CliRunner().invoke(app, [*command[:-1], str(tmp_path / "other"), "--method", "memo"])
     assert refused.exit_code == 2
     assert "memo does not fit: it is for classification, and the data for segmentation" in refused.output

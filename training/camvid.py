@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Generator, Tensor, nn
 
-from acclimate.bench.evaluate import origin
 from acclimate.bench.metrics import Scores
 from acclimate.bench.networks import load_network
+from acclimate.bench.provenance import origin
 from acclimate.checks import read_logits
 from acclimate.data.scenes import SceneFolder
 from acclimate.data.types import IGNORE

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
-__all__ = ["write_bytes", "write_text"]
+__all__ = ["json_lines", "write_bytes", "write_text"]
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -26,3 +28,19 @@ def write_text(path: Path, text: str) -> None:
     """Write text in the same way, and create the folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, text.encode())
+
+
+def json_lines(content: Any, depth: int) -> str:
+    """Return JSON with one line per entry down to a depth, and everything deeper on the line of its entry."""
+    return _entry(content, depth, "\n") + "\n"
+
+
+def _entry(value: Any, depth: int, line: str) -> str:
+    if not depth or not value or not isinstance(value, (dict, list)):
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    named = {json.dumps(name): each for name, each in value.items()} if isinstance(value, dict) else {}
+    entries = [f"{name}: {_entry(each, depth - 1, line + ' ')}" for name, each in named.items()] or [
+        _entry(each, depth - 1, line + " ") for each in value
+    ]
+    first, last = "{}" if named else "[]"
+    return first + ",".join(f"{line} {entry}" for entry in entries) + line + last

@@ -1,1 +1,1 @@
-"""The benchmark: a plan, a run, results, and how they are shown."""
+"""The benchmark: plan, run, result, table and report."""

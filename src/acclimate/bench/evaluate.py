@@ -2,205 +2,54 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from .._version import __version__
 from ..core.adapter import Adapter
 from ..core.record import Step
 from ..data.types import IGNORE
 from ..parts.normalised import Normalised
 from .metrics import Scores
+from .provenance import origin, process_memory
+from .result import DomainResult, Result
 from .stream import Scenario, Stream
 
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
-
-__all__ = ["DomainResult", "Moment", "Result", "accuracy_of", "evaluate", "origin", "process_memory", "run"]
+__all__ = ["BatchResult", "accuracy_of", "evaluate", "run", "start_result"]
 
 
 @dataclass(frozen=True)
-class Moment:
+class BatchResult:
     """One batch of a run."""
 
     domain: str
     logits: Tensor
     targets: Tensor
     step: Step
+    last: bool
+    """Whether this is the last batch of its domain."""
+    probe: bool
+    """Whether it belongs to the clean set between two domains."""
 
 
-def run(adapter: Adapter, scenario: Scenario) -> Iterator[Moment]:
-    """The whole loop: predict and learn, batch after batch; reset where the scenario says so."""
-    for domain in scenario.domains:
+def run(adapter: Adapter, scenario: Scenario, start: int = 0) -> Iterator[BatchResult]:
+    """The whole loop: predict and learn, batch by batch, from domain `start` on; reset where the scenario says so."""
+    between = [] if scenario.clean_between is None else [(scenario.clean_between, True)]
+    for domain in scenario.domains[start:]:
         if scenario.resets == "domain":
             adapter.reset()
-        parts = [domain] if scenario.clean_between is None else [domain, scenario.clean_between]
-        for part in parts:
-            adapter.new_domain(round=getattr(domain, "round", 1))
-            for x, targets in part.on(adapter.device):
+        for part, probe in ((domain, False), *between):
+            adapter.new_domain(round=part.round)
+            for index, (x, targets) in enumerate(part.on(adapter.device), start=1):
                 if scenario.resets == "batch":
                     adapter.reset()
                 logits = adapter(x)
-                yield Moment(part.name, logits, targets, adapter.last)
-
-
-@dataclass
-class DomainResult:
-    """What one domain showed. Rates are fractions; the reliability lists have an entry a bin."""
-
-    name: str
-    accuracy: float
-    ece: float
-    count: list[float]
-    confident: list[float]
-    correct: list[float]
-    forwards: int
-    backwards: int
-    in_graph: int
-    seconds: float
-    clean_accuracy: float | None = None
-    """After this domain, on the clean probe; of a segmenter its mIoU."""
-    adaptive_ece: float | None = None
-    nll: float | None = None
-    brier: float | None = None
-    aurc: float | None = None
-    images: int | None = None
-    kept: float | None = None
-    """The share of samples learned from."""
-    gpu_memory: float | None = None
-    """The peak in this domain, in MB; None without a GPU."""
-    process_memory: float | None = None
-    """The peak of this process so far, in MB."""
-    miou: float | None = None
-    """Of a segmenter: the mean intersection over union of its classes; accuracy and ECE are then of pixels."""
-    iou: list[float | None] | None = None
-    """Of each class; None where it was neither there nor predicted."""
-
-    @property
-    def score(self) -> float:
-        """What counts most: mIoU of a segmenter, accuracy of a classifier."""
-        return self.accuracy if self.miou is None else self.miou
-
-
-@dataclass
-class Result:
-    """A run's numbers and where they came from."""
-
-    method: str
-    network: str
-    call: str
-    scenario: str
-    seed: int
-    clean_before: float | None
-    domains: list[DomainResult] = field(default_factory=list)
-    origin: dict[str, str | None] = field(default_factory=dict)
-
-    @property
-    def accuracy(self) -> float:
-        """Mean over domains, as the paper's tables have it."""
-        return sum(d.accuracy for d in self.domains) / len(self.domains)
-
-    @property
-    def ece(self) -> float:
-        """Mean over domains of each domain's ECE."""
-        return sum(d.ece for d in self.domains) / len(self.domains)
-
-    @property
-    def miou(self) -> float | None:
-        """Mean over domains, of a segmenter."""
-        return self._mean("miou")
-
-    @property
-    def score(self) -> float:
-        """What counts most: mIoU of a segmenter, accuracy of a classifier."""
-        return self.accuracy if self.miou is None else self.miou
-
-    @property
-    def score_name(self) -> str:
-        """What it is called."""
-        return "accuracy" if self.miou is None else "mIoU"
-
-    @property
-    def clean_after(self) -> float | None:
-        """After the last domain."""
-        return self.domains[-1].clean_accuracy
-
-    @property
-    def seconds(self) -> float:
-        """Spent in the stream, probes not counted."""
-        return sum(d.seconds for d in self.domains)
-
-    @property
-    def forwards(self) -> int:
-        """Forward passes, a sample each."""
-        return sum(d.forwards for d in self.domains)
-
-    @property
-    def backwards(self) -> int:
-        """Samples that received a gradient."""
-        return sum(d.backwards for d in self.domains)
-
-    @property
-    def images_per_second(self) -> float | None:
-        """Throughput in the stream; None where images were not counted."""
-        counted = [d.images for d in self.domains if d.images is not None]
-        return sum(counted) / self.seconds if counted and self.seconds else None
-
-    @property
-    def kept(self) -> float | None:
-        """The share of samples learned from, a mean over domains."""
-        return self._mean("kept")
-
-    @property
-    def gpu_memory(self) -> float | None:
-        """The peak over domains, in MB."""
-        return max((d.gpu_memory for d in self.domains if d.gpu_memory is not None), default=None)
-
-    def _mean(self, name: str) -> float | None:
-        values = [getattr(d, name) for d in self.domains]
-        return None if None in values else sum(values) / len(values)
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> Result:
-        """The reverse of `as_dict`."""
-        own = {f.name: content[f.name] for f in fields(cls)}
-        return cls(**{**own, "domains": [DomainResult(**d) for d in content["domains"]]})
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON, with the averages beside the details."""
-        averages = {name: getattr(self, name) for name in ("accuracy", "ece", "clean_after", "seconds")}
-        more = {name: self._mean(name) for name in ("adaptive_ece", "nll", "brier", "aurc", "kept", "miou")}
-        cost = {name: getattr(self, name) for name in ("forwards", "backwards", "images_per_second", "gpu_memory")}
-        return {**asdict(self), **averages, **more, **cost}
-
-
-def accuracy_of(adapter: Adapter, domain: Stream, resets: Literal["never", "batch"] = "never") -> float:
-    """Accuracy on a domain of an adapter that adapts to it, too; the adapter is then put back as it was."""
-    snapshot = adapter.snapshot()
-    try:
-        return _accuracy(adapter, Scenario(domain.name, [domain], resets))
-    finally:
-        adapter.restore(snapshot)
-
-
-def _accuracy(adapter: Adapter, scenario: Scenario) -> float:
-    scores = Scores()
-    for moment in run(adapter, scenario):
-        scores.update(moment.logits, moment.targets)
-    return scores.score
+                yield BatchResult(part.name, logits, targets, adapter.last, index == len(part), probe)
 
 
 def evaluate(
@@ -208,97 +57,138 @@ def evaluate(
     scenario: Scenario,
     *,
     clean: Stream | None = None,
-    on_batch: Callable[[Moment, float], None] | None = None,
+    on_batch: Callable[[BatchResult, float], None] | None = None,
     on_domain: Callable[[Result], None] | None = None,
-    so_far: Result | None = None,
+    result: Result | None = None,
 ) -> Result:
-    """Measure a run domain by domain.
+    """Measure what `run` yields, domain by domain.
 
     With `clean`, a probe from a snapshot before the stream and after each domain shows forgetting and leaves the
-    stream untouched. `on_batch` gets each moment and the domain's accuracy, or mIoU, so far, `on_domain` the
-    result up to then.
-    A run that stopped goes on from what it had `so_far`, with the adapter as it was then.
+    stream untouched. `on_batch` receives each batch of the stream and the domain's score so far, `on_domain` the result
+    so far. A stopped run resumes from its `result`, with the adapter in the state of that time.
     """
-
     resets: Literal["never", "batch"] = "batch" if scenario.resets == "batch" else "never"
 
     def probe() -> float | None:
         return None if clean is None else accuracy_of(adapter, clean, resets)
 
-    before = so_far.clean_before if so_far else probe()
-
-    result = so_far or Result(
-        method=type(adapter).__name__,
-        network=type(adapter.model.model if isinstance(adapter.model, Normalised) else adapter.model).__name__,
-        call=repr(adapter),
-        scenario=scenario.name,
-        seed=adapter.seed,
-        clean_before=before,
-        origin={**origin(adapter.device), "model": adapter.fingerprint()},
-    )
-    for domain in scenario.domains[len(result.domains) :]:
-        result.domains.append(_measure(adapter, Scenario(scenario.name, [domain], scenario.resets), on_batch))
-        if scenario.clean_between is not None:  # adapts, and carries on
-            between = Scenario("clean", [scenario.clean_between], resets)
-            result.domains[-1].clean_accuracy = _accuracy(adapter, between)
+    result = result or start_result(adapter, scenario)
+    if not result.domains:
+        result.clean_before = probe()
+    meter = _DomainMeter(adapter)
+    for batch in run(adapter, scenario, len(result.domains)):
+        meter.update(batch)
+        if on_batch is not None and not batch.probe:
+            meter.report(batch, on_batch)
+        if not batch.last:
+            continue
+        if batch.probe:
+            result.domains[-1].clean_accuracy = meter.scores.score
         else:
-            result.domains[-1].clean_accuracy = before if adapter.episodic else probe()
-        if on_domain is not None:
-            on_domain(result)
+            result.domains.append(meter.finish(batch.domain))
+            meter.add_bins(result.bins)
+            if scenario.clean_between is None:
+                result.domains[-1].clean_accuracy = result.clean_before if adapter.episodic else probe()
+        if batch.probe or scenario.clean_between is None:
+            result.done = len(result.domains) == len(scenario.domains)
+            if on_domain is not None:
+                on_domain(result)
+        meter = _DomainMeter(adapter)
+    if not result.done:
+        raise ValueError(f"{scenario.name}: a domain is empty, or len(domain) is not its number of batches")
     return result
 
 
-def _measure(adapter: Adapter, scenario: Scenario, on_batch: Callable[[Moment, float], None] | None) -> DomainResult:
-    """One domain. Counts stay on the device until it is over."""
-    device = adapter.device
-    memory = _Memory(device)
-    scores = Scores()
-    images = 0
-    forwards, backwards, in_graph = torch.zeros(3, dtype=torch.int64, device=device).unbind()
-    kept = torch.zeros((), dtype=torch.float64, device=device)
-    accuracy, read = 0.0, 0.0
-    spent, since = 0.0, time.perf_counter()
-    for moment in run(adapter, scenario):
-        step = moment.step
-        if not images:
-            _check_labels(moment)
-        with memory.not_counting() if scores.due(moment.logits) else nullcontext():
-            scores.update(moment.logits, moment.targets)
-        images += step.size
-        forwards += step.forwards
-        in_graph += step.in_graph
-        backwards += step.backwards
-        kept += step.size * step.kept.float().mean() if step.kept is not None else step.size * step.taken
-        if on_batch is not None:
-            if time.perf_counter() - read > 0.5:  # a look at the device, which waits for it
-                with memory.not_counting():
-                    accuracy, read = scores.score, time.perf_counter()
-            spent += time.perf_counter() - since
-            on_batch(moment, accuracy)
-            since = time.perf_counter()
-    adapter.settle()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    memory.look()
-    spent += time.perf_counter() - since
-    if not scores.meter.total:
-        raise ValueError(f"{scenario.domains[0].name}: no pixel has a label that counts, so there is no score")
-    return DomainResult(
-        name=scenario.domains[0].name,
-        **scores.as_dict(),
-        images=images,
-        forwards=int(forwards),
-        backwards=int(backwards),
-        in_graph=int(in_graph),
-        kept=float(kept) / max(images, 1),
-        seconds=spent,
-        gpu_memory=memory.peak,
-        process_memory=process_memory(),
+def start_result(adapter: Adapter, scenario: Scenario, **fields: Any) -> Result:
+    """Return a result without numbers; `fields` are those that the adapter and the scenario do not know."""
+    model = adapter.model.model if isinstance(adapter.model, Normalised) else adapter.model
+    return Result(
+        method=type(adapter).__name__,
+        network=type(model).__name__,
+        call=repr(adapter),
+        scenario=scenario.name,
+        seed=adapter.seed,
+        weights=adapter.fingerprint(),
+        origin=origin(adapter.device),
+        **fields,
     )
 
 
-class _Memory:
-    """The most memory on a GPU, in MB: the adapter's, not the scores'."""
+def accuracy_of(adapter: Adapter, domain: Stream, resets: Literal["never", "batch"] = "never") -> float:
+    """Score on a domain, with adaptation to it; the adapter's state is restored afterwards."""
+    snapshot, scores = adapter.snapshot(), Scores()
+    try:
+        for batch in run(adapter, Scenario(domain.name, [domain], resets)):
+            scores.update(batch.logits, batch.targets)
+        return scores.score
+    finally:
+        adapter.restore(snapshot)
+
+
+class _DomainMeter:
+    """What one domain showed. Counts stay on the device until the domain is over."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter, self.scores, self.images = adapter, Scores(), 0
+        self.memory = _PeakMemory(adapter.device)
+        self.forwards, self.backwards, self.in_graph = torch.zeros(3, dtype=torch.int64, device=adapter.device).unbind()
+        self.kept = torch.zeros((), dtype=torch.float64, device=adapter.device)
+        self.seconds, self._since = 0.0, time.perf_counter()
+        self._shown, self._read = 0.0, 0.0
+
+    def update(self, batch: BatchResult) -> None:
+        """Add a batch."""
+        step = batch.step
+        if not self.images:
+            _check_labels(batch)
+        with self.memory.paused() if self.scores.due(batch.logits) else nullcontext():
+            self.scores.update(batch.logits, batch.targets)
+        self.images += step.size
+        self.forwards += step.forwards
+        self.in_graph += step.in_graph
+        self.backwards += step.backwards
+        self.kept += step.size * step.kept.float().mean() if step.kept is not None else step.size * step.taken
+
+    def report(self, batch: BatchResult, on_batch: Callable[[BatchResult, float], None]) -> None:
+        """Call back with the score, which is read twice a second at most: reading it synchronises the device."""
+        if time.perf_counter() - self._read > 0.5:
+            with self.memory.paused():
+                self._shown, self._read = self.scores.score, time.perf_counter()
+        self.seconds += time.perf_counter() - self._since
+        on_batch(batch, self._shown)
+        self._since = time.perf_counter()
+
+    def finish(self, name: str) -> DomainResult:
+        """Return the domain's numbers."""
+        device = self.adapter.device
+        self.adapter.settle()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        self.memory.read()
+        self.seconds += time.perf_counter() - self._since
+        if not self.scores.meter.total:
+            raise ValueError(f"{name}: no pixel has a label that counts, so there is no score")
+        return DomainResult(
+            name=name,
+            **self.scores.as_dict(),
+            images=self.images,
+            forwards=int(self.forwards),
+            backwards=int(self.backwards),
+            in_graph=int(self.in_graph),
+            kept=float(self.kept) / max(self.images, 1),
+            seconds=self.seconds,
+            gpu_memory=self.memory.peak,
+            process_memory=process_memory(),
+        )
+
+    def add_bins(self, bins: dict[str, list[float]]) -> None:
+        """Add the domain's reliability bins to the stream's."""
+        for name, values in zip(bins, self.scores.meter.bins.tolist(), strict=True):
+            bins[name] = [total + value for total, value in zip(bins[name], values, strict=True)]
+
+
+class _PeakMemory:
+    """Peak GPU memory in MB of the adapter, without the scores."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -309,70 +199,24 @@ class _Memory:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
-    def look(self) -> None:
-        """Take in what was used since."""
+    def read(self) -> None:
+        """Update the peak."""
         if self.device.type == "cuda":
             self.peak = max(self.peak or 0.0, torch.cuda.max_memory_allocated(self.device) / 2**20)
 
     @contextmanager
-    def not_counting(self) -> Iterator[None]:
-        """Inside."""
-        self.look()
+    def paused(self) -> Iterator[None]:
+        """Leave out what is allocated inside."""
+        self.read()
         yield
         self._start()
 
 
-def _check_labels(moment: Moment) -> None:
-    y, classes = moment.targets, moment.logits.shape[1]
-    if y.dim() != moment.logits.dim() - 1:
-        raise ValueError(f"labels of shape {tuple(y.shape)} for logits of {tuple(moment.logits.shape)}: another task?")
+def _check_labels(batch: BatchResult) -> None:
+    y, classes = batch.targets, batch.logits.shape[1]
+    if y.dim() != batch.logits.dim() - 1:
+        raise ValueError(f"labels of shape {tuple(y.shape)} for logits of {tuple(batch.logits.shape)}: another task?")
     counted = y[y != IGNORE] if y.dim() > 1 else y
     highest = int(counted.max()) if counted.numel() else 0
     if highest >= classes:
         raise ValueError(f"labels go up to {highest}, and the network has {classes} classes: is it for other data?")
-
-
-def process_memory() -> float | None:
-    """The most memory that this process has had, in MB."""
-    if resource is None:
-        return None
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-
-
-def origin(device: torch.device) -> dict[str, str | None]:
-    """What a number depends on besides its arguments: versions, device, commit."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
-    return {
-        "acclimate": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": name,
-        "commit": _commit(),
-    }
-
-
-def _commit() -> str | None:
-    """The checked-out commit that this file belongs to, with a mark where the tree differs; None when installed.
-
-    A machine that has the files without their history is told by `ACCLIMATE_COMMIT`.
-    """
-    if told := os.environ.get("ACCLIMATE_COMMIT"):
-        return told
-    here = Path(__file__).parents[1]
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(  # noqa: S603
-            ["git", *arguments],  # noqa: S607
-            cwd=here,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-
-    try:
-        tracked = git("ls-files", "__init__.py")
-        dirty = git("status", "--porcelain", "--untracked-files=no", "--", str(here))
-        return git("rev-parse", "HEAD") + ("+changes" if dirty else "") if tracked else None
-    except (OSError, subprocess.CalledProcessError):
-        return None

@@ -1,9 +1,9 @@
-"""Plots where people would rather look than read. Each takes results and draws into axes of its own."""
+"""Figures of results, and pictures of images."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 import torch
@@ -12,9 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from .evaluate import Result
+from ..data.scenes import CITYSCAPES
+from .result import Result
 
-__all__ = ["COLOURS", "STYLE", "accuracy_along_all", "along", "cost", "examples", "forgetting", "reliability", "scenes"]
+__all__ = ["COLOURS", "STYLE", "along", "cost", "examples", "forgetting", "reliability", "scenes"]
 
 STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -47,87 +48,77 @@ COLOURS = {
 
 
 def _colour(result: Result) -> str:
-    """A method's own, the same in every figure."""
+    """A method has the same colour in every figure."""
     return COLOURS.get(result.method, "#222222")
 
 
-def _axes(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, [figure.add_subplot(1, columns, i + 1) for i in range(columns)]
+def _axes(height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(9, height), layout="constrained")
+    return figure, figure.add_subplot()
 
 
-def _along(axes: Axes, results: Sequence[Result], values: Sequence[Sequence[float]], names: Sequence[str]) -> None:
+def _plot(axes: Axes, results: Sequence[Result], values: Sequence[Sequence[float]], names: Sequence[str]) -> None:
     for result, line in zip(results, values, strict=True):
         shown = [100 * v for v in line]
         axes.plot(range(len(line)), shown, "o-", ms=4, lw=1.8, color=_colour(result), label=result.method)
     axes.set_xticks(range(len(names)), [n.replace("_", " ") for n in names], rotation=40, ha="right")
     axes.set_ylabel(f"{results[0].score_name} (%)")
+    _legend(axes)
+
+
+def _legend(axes: Axes) -> None:
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 @mpl.rc_context(STYLE)
-def accuracy_along_all(groups: Sequence[Sequence[Result]]) -> Figure:
-    """The same, for several networks one above the other."""
-    figure = Figure(figsize=(9, 0.9 + 2.8 * len(groups)), layout="constrained")
-    axes = figure.subplots(len(groups), 1, sharex=True, squeeze=False)[:, 0]
-    for ax, results in zip(axes, groups, strict=True):
-        _along(ax, results, [[d.accuracy for d in r.domains] for r in results], [d.name for d in results[0].domains])
-        ax.set_title(f"{results[0].network}: accuracy along the stream")
-        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return figure
-
-
-@mpl.rc_context(STYLE)
-def along(results: Sequence[Result], name: str) -> Figure:
-    """A number of each domain, in the order of the stream."""
-    figure, (ax,) = _axes(9, 3.4)
-    lines = [[getattr(domain, name) for domain in result.domains] for result in results]
-    _along(ax, results, lines, [domain.name for domain in results[0].domains])
-    label = {"score": results[0].score_name, "ece": "calibration error"}[name]
-    ax.set_ylabel(f"{label} (%)")
-    ax.set_title(f"{results[0].network}: {label} along the stream")
-    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+def along(groups: Sequence[Sequence[Result]], name: Literal["score", "ece"] = "score") -> Figure:
+    """Plot a number per domain, in the order of the stream; one panel per group of results."""
+    figure = Figure(figsize=(9, 0.9 + 2.6 * len(groups)), layout="constrained")
+    for axes, results in zip(figure.subplots(len(groups), 1, sharex=True, squeeze=False)[:, 0], groups, strict=True):
+        lines = [[getattr(domain, name) for domain in result.domains] for result in results]
+        _plot(axes, results, lines, [domain.name for domain in results[0].domains])
+        label = results[0].score_name if name == "score" else "calibration error"
+        axes.set_ylabel(f"{label} (%)")
+        axes.set_title(f"{results[0].network}: {label} along the stream")
     return figure
 
 
 @mpl.rc_context(STYLE)
 def cost(results: Sequence[Result]) -> Figure:
-    """Accuracy, or mIoU, against passes a sample: up and to the left is better."""
-    figure, (ax,) = _axes(9, 3.6)
+    """Plot accuracy, or mIoU, against passes per sample: up and to the left is better."""
+    figure, ax = _axes(3.6)
     for result in results:
-        samples = sum(domain.images or sum(domain.count) for domain in result.domains)
+        samples = sum(domain.images for domain in result.domains)
         passes = (result.forwards + result.backwards) / samples
         ax.scatter(passes, 100 * result.score, s=60, color=_colour(result), label=result.method, zorder=3)
     ax.set_xscale("log")
-    ax.set(xlabel="forward and backward passes a sample", ylabel=f"{results[0].score_name} (%)")
+    ax.set(xlabel="forward and backward passes per sample", ylabel=f"{results[0].score_name} (%)")
     ax.set_title(f"Cost against {results[0].score_name}")
-    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    _legend(ax)
     return figure
 
 
 @mpl.rc_context(STYLE)
 def forgetting(results: Sequence[Result]) -> Figure:
-    """Accuracy on clean images, probed before the stream and after each domain."""
-    figure, (ax,) = _axes(9, 3.4)
+    """Plot the accuracy on clean images, probed before the stream and after each domain."""
+    figure, ax = _axes(3.4)
     lines = [[r.clean_before or 0.0, *(d.clean_accuracy or 0.0 for d in r.domains)] for r in results]
-    _along(ax, results, lines, ["before", *(d.name for d in results[0].domains)])
+    _plot(ax, results, lines, ["before", *(d.name for d in results[0].domains)])
     ax.set_title("Clean images: what adaptation forgets")
     lowest = min(min(line) for line in lines)
     ax.set_ylim(max(0.0, 100 * lowest - 3), 100.5)
-    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
 @mpl.rc_context(STYLE)
 def reliability(results: Sequence[Result], columns: int = 7) -> Figure:
-    """How often predictions of each confidence are right; on the diagonal, confidence means what it says."""
+    """Plot how often predictions of each confidence are right; a calibrated method lies on the diagonal."""
     columns = min(columns, len(results))
     lines = -(-len(results) // columns)
     figure = Figure(figsize=(1.9 * columns, 2.5 * lines), layout="constrained")
     for place, result in enumerate(results):
         ax = figure.add_subplot(lines, columns, place + 1)
-        count, correct = (
-            torch.tensor([getattr(domain, name) for domain in result.domains]).sum(0) for name in ("count", "correct")
-        )
+        count, correct = (torch.tensor(result.bins[name]) for name in ("count", "correct"))
         width = 1 / len(count)
         centres = [width * (i + 0.5) for i in range(len(count))]
         share = (correct / count.clamp(min=1)).tolist()
@@ -144,7 +135,7 @@ def reliability(results: Sequence[Result], columns: int = 7) -> Figure:
 
 @mpl.rc_context(STYLE | {"axes.grid": False, "axes.spines.left": False, "axes.spines.bottom": False})
 def examples(pictures: Sequence[tuple[str, Tensor]], gap: int = 2) -> Figure:
-    """A few images of each domain, a row each."""
+    """Show a few images of each domain, one row per domain."""
     height, columns = pictures[0][1].shape[-2] + gap, len(pictures[0][1])
     rows = [F.pad(images, (0, gap, 0, gap), value=1.0).movedim(0, 2).flatten(2, 3) for _, images in pictures]
     figure = Figure(figsize=(1.2 + 0.55 * columns, 0.55 * len(pictures)), layout="constrained")
@@ -159,7 +150,7 @@ def examples(pictures: Sequence[tuple[str, Tensor]], gap: int = 2) -> Figure:
 
 @mpl.rc_context(STYLE | {"axes.grid": False, "axes.spines.left": False, "axes.spines.bottom": False})
 def scenes(rows: Sequence[tuple[str, Sequence[tuple[str, Tensor]]]]) -> Figure:
-    """Street scenes: a row a domain, with images (3, H, W) and labels (H, W) in its columns."""
+    """Show street scenes: one row per domain, with images (3, H, W) and labels (H, W) in its columns."""
     columns = len(rows[0][1])
     height, width = rows[0][1][0][1].shape[-2:]
     figure = Figure(figsize=(2.4 * columns, 2.4 * len(rows) * height / width + 0.3), layout="constrained")
@@ -175,9 +166,7 @@ def scenes(rows: Sequence[tuple[str, Sequence[tuple[str, Tensor]]]]) -> Figure:
 
 
 def _coloured(labels: Tensor) -> Tensor:
-    """A colour a class, Cityscapes' first; black where a pixel does not count."""
-    from ..data.scenes import CITYSCAPES
-
+    """One colour per class, Cityscapes' first; black where a pixel does not count."""
     colours = torch.zeros(256, 3)
     colours[: len(CITYSCAPES)] = torch.tensor([*CITYSCAPES.values()]) / 255
     spare = torch.arange(len(CITYSCAPES), 255)

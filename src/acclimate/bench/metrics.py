@@ -1,7 +1,8 @@
-"""Streaming metrics: a few numbers a bin, however long the stream, and no look at the device until one is read."""
+"""Streaming metrics: a few numbers per bin for a stream of any length. The device is synchronised only on reading."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from ..parts.multiscale import resized
 __all__ = ["BINS", "Confusion", "Meter", "Scores", "calibration_error"]
 
 BINS = 15
-"""Of the expected calibration error."""
+"""Bins of the expected calibration error."""
 
 _UNIFORM = 40 * BINS
 _EDGES = torch.cat(
@@ -23,30 +24,30 @@ _EDGES = torch.cat(
         1 - torch.logspace(-3, -9, 200, dtype=torch.float64),
     ]
 ).sort()[0]
-"""Between the fine bins of confidence: even ones, which the fifteen are made of, and more of them at both ends."""
+"""Edges of fine bins of confidence: uniform ones, which the fifteen bins consist of, and more at both ends."""
 
 
 def calibration_error(count: Tensor, confident: Tensor, correct: Tensor) -> Tensor:
-    """ECE = Σ_bins n_b/N · |accuracy_b − confidence_b|, from each bin's count and sums."""
+    """Return ECE = Σ_bins n_b/N · |accuracy_b − confidence_b|, from each bin's count and sums."""
     return (correct - confident).abs().sum() / count.sum()
 
 
 class Meter:
-    """What predictions were worth over everything seen: right, calibrated, likely, and sure where it counts.
+    """Accuracy, calibration, likelihood and risk–coverage of all predictions so far.
 
-    ECE is over the whole stream, in equal-width bins (lo, hi], never a mean of batches' errors: that is far too large
-    even for a calibrated network.
+    ECE is computed over the whole stream, in equal-width bins (lo, hi]. A mean of per-batch errors would be far too
+    large even for a calibrated network.
     """
 
     def __init__(self) -> None:
         self.fine = torch.zeros(5, len(_EDGES) + 1, dtype=torch.float64)
-        """Counts, and sums of confidence, of right predictions, of −log p_y and of the Brier score, a fine bin of
-        confidence. A CPU adds one sample after the other, so that it does not matter in which groups they come."""
+        """Count, and sums of confidence, of right predictions, of −log p_y and of the Brier score, per fine bin. A CPU
+        adds sample by sample, so that the grouping into batches makes no difference."""
         self.edges = _EDGES
 
     @torch.no_grad()
     def update(self, logits: Tensor, targets: Tensor, ignore: int = -1) -> None:
-        """Take in a batch of (B, C) logits, or (B, C, H, W) with a label a pixel; targets equal to `ignore` are not."""
+        """Add a batch of (B, C) logits, or (B, C, H, W) with one label per pixel, without targets equal to `ignore`."""
         self._move(logits.device)
         flat = logits.movedim(1, -1).flatten(0, -2) if logits.dim() > 2 else logits
         y = targets.to(logits.device, non_blocking=True).flatten().long()
@@ -69,7 +70,7 @@ class Meter:
 
     @property
     def total(self) -> float:
-        """How many predictions were seen."""
+        """Number of predictions so far."""
         return float(self.fine[0].sum())
 
     @property
@@ -92,7 +93,7 @@ class Meter:
 
     @property
     def adaptive_ece(self) -> float:
-        """The same over fifteen bins of equally many predictions; one that straddles a border is shared out."""
+        """ECE over fifteen bins of equally many predictions; a fine bin across a border is divided."""
         count, confident, correct = self.fine[:3].cpu()
         total = count.sum()
         reached = torch.cat([count.new_zeros(1), count.cumsum(0)])
@@ -113,9 +114,9 @@ class Meter:
 
     @property
     def aurc(self) -> float:
-        """Area under the risk–coverage curve: the mean error rate among the surest predictions, for all shares of them.
+        """Area under the risk–coverage curve: error rate among the most confident predictions, mean over all coverages.
 
-        Within a fine bin errors count as spread evenly.
+        Errors are taken as spread evenly within a fine bin.
         """
         count, _, correct = self.fine[:3].cpu().flip(1)
         wrong = count - correct
@@ -126,7 +127,7 @@ class Meter:
         return float(area.sum() / count.sum())
 
     def as_dict(self) -> dict[str, float]:
-        """All of them, by name."""
+        """All metrics by name."""
         names = ("accuracy", "ece", "adaptive_ece", "nll", "brier", "aurc")
         return {name: getattr(self, name) for name in names}
 
@@ -137,16 +138,16 @@ class Meter:
 
 
 class Confusion:
-    """How often each class was taken for each other, a pixel at a time: IoU = TP/(TP + FP + FN)."""
+    """Confusion matrix of pixels: IoU = TP/(TP + FP + FN)."""
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
         self.pairs = torch.zeros(classes**2 + 2, dtype=torch.int64)
-        """Counts, a label after the other, of each prediction; then of pixels that do not count, and of no class."""
+        """Counts per label and prediction, flattened; then of ignored pixels, and of labels without a class."""
 
     @torch.no_grad()
     def update(self, predicted: Tensor, targets: Tensor, ignore: int = IGNORE) -> None:
-        """Take in labels of the same shape."""
+        """Add predicted and true labels of the same shape."""
         y = targets.to(predicted.device, non_blocking=True).long()
         nowhere = torch.where(y == ignore, self.classes**2, self.classes**2 + 1)
         pairs = torch.where((y >= 0) & (y < self.classes), y * self.classes + predicted, nowhere).flatten()
@@ -155,28 +156,28 @@ class Confusion:
 
     @property
     def iou(self) -> Tensor:
-        """Of each class; NaN where a class was neither there nor predicted."""
+        """IoU per class; NaN for a class that was neither present nor predicted."""
         pairs = self.pairs.cpu()
         if pairs[-1]:
             raise ValueError(
                 f"{int(pairs[-1]):,} pixels have a label that is none of the network's {self.classes} classes: is it "
                 f"for other data? {IGNORE} marks pixels that do not count"
             )
-        counts = pairs[:-2].view(self.classes, self.classes).double()  # a row a label
+        counts = pairs[:-2].view(self.classes, self.classes).double()  # one row per label
         hit = counts.diagonal()
         return hit / (counts.sum(0) + counts.sum(1) - hit)
 
     @property
     def miou(self) -> float:
-        """The mean over the classes that were there or were predicted."""
+        """Mean over the classes that were present or predicted."""
         return float(self.iou.nanmean())
 
 
 class Scores:
-    """A stream's predictions, scored: a classifier's, or a segmenter's at the resolution of its labels.
+    """Scores of a stream of predictions: of a classifier, or of a segmenter at the resolution of its labels.
 
-    A classifier's wait until there are `MOST` batches of them, and are scored together: one by one they would cost
-    more launches than many a step.
+    A classifier's predictions are scored in groups of `MOST` batches. One by one they would cost more kernel launches
+    than many adaptation steps.
     """
 
     MOST = 16
@@ -187,11 +188,11 @@ class Scores:
         self._waiting: list[tuple[Tensor, Tensor]] = []
 
     def due(self, logits: Tensor) -> bool:
-        """Whether this batch, the next, will be scored at once, with those that wait."""
+        """Return whether the next batch, this one, will cause scoring."""
         return len(self._waiting) >= self.MOST - 1 or logits.dim() > 2
 
     def update(self, logits: Tensor, targets: Tensor) -> None:
-        """Take in a batch."""
+        """Add a batch."""
         due = self.due(logits)
         self._waiting.append((logits, targets))
         if due:
@@ -214,27 +215,26 @@ class Scores:
 
     @property
     def meter(self) -> Meter:
-        """Of everything so far."""
+        """Metrics of all predictions so far."""
         self._score()
         return self._meter
 
     @property
     def confusion(self) -> Confusion | None:
-        """The same, a class; of segmenters."""
+        """Confusion matrix so far; None for a classifier."""
         self._score()
         return self._confusion
 
     @property
     def score(self) -> float:
-        """What counts most: accuracy, or mIoU."""
+        """Main metric: accuracy, or mIoU."""
         confusion = self.confusion
         return self._meter.accuracy if confusion is None else confusion.miou
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers, by name."""
-        told: dict[str, Any] = dict(self.meter.as_dict())
-        told["count"], told["confident"], told["correct"] = self.meter.bins.tolist()
+        """All numbers by name."""
+        numbers: dict[str, Any] = dict(self.meter.as_dict())
         if self.confusion is not None:
-            told["miou"] = self.confusion.miou
-            told["iou"] = [None if each != each else each for each in self.confusion.iou.tolist()]
-        return told
+            numbers["miou"] = self.confusion.miou
+            numbers["iou"] = [None if math.isnan(iou) else iou for iou in self.confusion.iou.tolist()]
+        return numbers

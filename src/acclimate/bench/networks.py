@@ -1,4 +1,4 @@
-"""Networks by name, each with its own preprocessing, and with normalisation inside.
+"""Networks by name, each with its preprocessing, and with normalisation inside.
 
 loaded = load_network("timm:resnet50")                      # weights from timm's hub
 loaded = load_network("timm:resnet50=weights.safetensors")  # or from a file
@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,17 +29,17 @@ __all__ = ["KINDS", "Loaded", "NetworkError", "load_network"]
 
 
 class NetworkError(ValueError):
-    """A network that cannot be had, with what to do about it."""
+    """A network that cannot be loaded."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A network that takes images in [0, 1], and what is to be done to images before."""
+    """A network for images in [0, 1], and the resize and crop that it expects."""
 
     name: str
     model: nn.Module
     preprocess: Preprocess | None
-    """None: as the data has them."""
+    """None: images keep their size."""
 
     @property
     def has_batch_norm(self) -> bool:
@@ -47,36 +48,43 @@ class Loaded:
 
     @property
     def family(self) -> str:
-        """Whose hyper-parameters of the paper to start from: the network with BatchNorm's, or the one without."""
+        """Preset to start from: that of the paper's network with BatchNorm, or of the one without."""
         return "resnet50" if self.has_batch_norm else "vit-base"
 
     @property
     def outputs(self) -> int | None:
-        """Of its last linear layer, which is mostly the number of classes."""
+        """Outputs of its last linear layer, usually the number of classes."""
         return next((m.out_features for m in [*self.model.modules()][::-1] if isinstance(m, nn.Linear)), None)
 
 
 def _ours(name: str, weights: Path | None) -> Loaded:
     net, file = NETWORKS[name](), weights or own_weights(name)
-    if weights is None and not file.is_file():
-        task, _, network = name.partition("-")
+    if file is None:
         raise NetworkError(
-            f"the weights of {name} are not here: python -m training.{task} train DATA {network} makes them"
+            f"the weights of {name} do not come with the package: they are in the repository, in weights/; give their "
+            f"file, {name}=FILE, or train them with python -m training.{name.partition('-')[0]}"
         )
     _fill(net, file)
     return Loaded(name, net, Preprocess())
 
 
+@contextmanager
+def _fetching(library: str, name: str) -> Iterator[None]:
+    try:
+        yield
+    except NetworkError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        raise NetworkError(f"{library} has no network {name!r}: {error}") from error
+    except OSError as error:
+        hint = f"give a file, {library}:{name}=FILE"
+        raise NetworkError(f"{library} could not fetch the weights of {name} ({error}): {hint}") from error
+
+
 def _timm(name: str, weights: Path | None) -> Loaded:
     timm = _library("timm")
-    try:
+    with _fetching("timm", name):
         net = timm.create_model(name, pretrained=weights is None)
-    except (RuntimeError, ValueError) as error:
-        raise NetworkError(f"timm has no network {name!r}: {error}") from error
-    except OSError as error:
-        raise NetworkError(
-            f"timm could not fetch the weights of {name} ({error}): give a file, timm:{name}=FILE"
-        ) from error
     _fill(net, weights)
     config = timm.data.resolve_model_data_config(net)
     crop = int(config["input_size"][-1])
@@ -86,17 +94,11 @@ def _timm(name: str, weights: Path | None) -> Loaded:
 
 def _torchvision(name: str, weights: Path | None) -> Loaded:
     models = _library("torchvision.models")
-    try:
+    with _fetching("torchvision", name):
         transforms = models.get_model_weights(name).DEFAULT.transforms()
         segments = not hasattr(transforms, "crop_size")
         own = _shape_of(_read(weights)) if weights and segments else {}
         net = models.get_model(name, weights=None if weights else "DEFAULT", **own)
-    except ValueError as error:
-        raise NetworkError(f"torchvision has no network {name!r}: {error}") from error
-    except OSError as error:
-        raise NetworkError(
-            f"torchvision could not fetch the weights of {name} ({error}): give a file, torchvision:{name}=FILE"
-        ) from error
     _fill(net, weights)
     how = _interpolation(transforms.interpolation.value)
     if segments:
@@ -129,7 +131,7 @@ def _hugging_face(name: str, weights: Path | None) -> Loaded:
     cuts = getattr(processor, "do_center_crop", False)
     crop = int(processor.crop_size["height"]) if cuts else side
     share = getattr(processor, "crop_pct", None)
-    if share and side < 384:  # ConvNeXt's way: larger by this share, then cut
+    if share and side < 384:  # as ConvNeXt does: resize to a larger size, then crop
         side, crop, cuts = int(side / share), side, True
     how = {2: "bilinear", 3: "bicubic"}.get(int(processor.resample), "bilinear")
     squash = not cuts and "shortest_edge" not in size
@@ -141,12 +143,12 @@ def _file(spec: str) -> Loaded:
     file = Path(path)
     if not file.is_file():
         raise NetworkError(f"there is no file {file}: expected FILE.py:FUNCTION")
-    told = importlib.util.spec_from_file_location(f"acclimate_user_{file.stem}", file)
-    if told is None or told.loader is None:
-        raise NetworkError(f"{file} is no Python file: expected FILE.py:FUNCTION")
-    module = importlib.util.module_from_spec(told)
-    sys.modules[told.name] = module  # dataclasses look their module up there
-    told.loader.exec_module(module)
+    found = importlib.util.spec_from_file_location(f"acclimate_user_{file.stem}", file)
+    if found is None or found.loader is None:
+        raise NetworkError(f"{file} is not a Python file: expected FILE.py:FUNCTION")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = module  # dataclasses look their module up there
+    found.loader.exec_module(module)
     if not callable(getattr(module, function, None)):
         raise NetworkError(f"{file} has no function {function!r}")
     made = getattr(module, function)()
@@ -161,12 +163,12 @@ KINDS: dict[str, str] = {
     "digits-vit": "the demo's small ViT, with LayerNorm",
     "cifar10-resnet": "a small ResNet for CIFAR-10, or cifar10-resnet=FILE",
     "cifar10-vit": "a small ViT for CIFAR-10, or cifar10-vit=FILE",
-    "timm:NAME": "timm's, weights from its hub, or of a file: timm:NAME=FILE",
-    "torchvision:NAME": "torchvision's, or torchvision:NAME=FILE",
+    "timm:NAME": "a network of timm, with weights from its hub, or from a file: timm:NAME=FILE",
+    "torchvision:NAME": "a network of torchvision, or torchvision:NAME=FILE",
     "hf:NAME": "an image classifier or a segmenter of transformers, by name or from a folder",
-    "FILE.py:FUNCTION": "your own: a function that returns a network for images in [0, 1], or it and a Preprocess",
+    "FILE.py:FUNCTION": "your own: a function that returns a network for images in [0, 1], or (network, Preprocess)",
 }
-"""What `load_network` takes."""
+"""Specifications that `load_network` understands."""
 
 _LIBRARIES: dict[str, Callable[[str, Path | None], Loaded]] = {
     "timm": _timm,
@@ -176,7 +178,7 @@ _LIBRARIES: dict[str, Callable[[str, Path | None], Loaded]] = {
 
 
 def load_network(spec: str, device: torch.device | str = "cpu") -> Loaded:
-    """A network by its name, in evaluation mode on a device."""
+    """Load a network by its specification (see `KINDS`), in evaluation mode on a device."""
     library, _, name = spec.partition(":")
     own, _, weights = spec.partition("=")
     if own in NETWORKS:
@@ -205,16 +207,16 @@ def _library(module: str) -> Any:
 
 
 def _shape_of(content: dict[str, Tensor]) -> dict[str, Any]:
-    """What torchvision must know to build the segmenter of a file: its classes, and whether it has a second head."""
+    """Arguments for torchvision's segmenter that a file implies: its classes, and whether it has a second head."""
     last = [tensor for name, tensor in content.items() if name.startswith("classifier.") and name.endswith(".weight")]
     if not last:
-        raise NetworkError("the file holds no segmenter's weights: it has no classifier")
+        raise NetworkError("the file has no weights of a segmenter: it has no classifier")
     aux = any(name.startswith("aux_classifier.") for name in content)
     return {"num_classes": len(last[-1]), "aux_loss": aux, "weights_backbone": None}
 
 
 def _fill(net: nn.Module, weights: Path | None) -> None:
-    """A file's weights into a network."""
+    """Load a file's weights into a network."""
     if weights is None:
         return
     try:
@@ -224,7 +226,7 @@ def _fill(net: nn.Module, weights: Path | None) -> None:
 
 
 def _read(weights: Path) -> dict[str, Tensor]:
-    """A file's weights by name."""
+    """Read a file's weights by name."""
     if not weights.is_file():
         raise NetworkError(f"there is no file of weights {weights}")
     try:

@@ -1,9 +1,8 @@
-"""Small networks of our own, with the weights we trained (see `recipes/`)."""
+"""Small networks of our own, and the weights we trained for them (see `training/`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,7 +26,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 class Block(nn.Module):
-    """A residual block whose branch is skipped, a sample, with probability `drop` in training (stochastic depth)."""
+    """A residual block. In training its branch is dropped per sample with probability `drop` (stochastic depth)."""
 
     def __init__(self, inside: int, outside: int, stride: int, drop: float) -> None:
         super().__init__()
@@ -47,7 +46,7 @@ class Block(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Leaves a sample's branch out with probability `drop`, in training only; the rest is scaled to the same mean."""
+    """Drop a sample's branch with probability `drop`, in training only; the rest is scaled to the same mean."""
 
     def __init__(self, drop: float) -> None:
         super().__init__()
@@ -130,7 +129,7 @@ class TransformerBlock(nn.Module):
 
 
 class SmallViT(nn.Module):
-    """A vision transformer for 32-pixel images: LayerNorm alone, stochastic depth growing linearly to `drop`."""
+    """A vision transformer for 32-pixel images, with LayerNorm and stochastic depth growing linearly to `drop`."""
 
     def __init__(
         self, width: int = 48, depth: int = 4, heads: int = 4, channels: int = 1, classes: int = 10, drop: float = 0.2
@@ -175,14 +174,19 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "cifar10-resnet": cifar10_resnet,
     "cifar10-vit": cifar10_vit,
 }
-"""By their names on the command line, without weights."""
+"""Networks by their name on the command line, without weights."""
 
 
-def weights(name: str) -> Path:
-    """The file of weights that comes with the package; it may be missing."""
-    return Path(str(files("acclimate") / "weights" / f"{name.replace('-', '_')}.safetensors"))
+def weights(name: str) -> Path | None:
+    """Return the file of a network's weights, in the package or in the repository's `weights/`; None where absent."""
+    package, repository = Path(__file__).parents[1], Path(__file__).parents[3]
+    file = f"{name.replace('-', '_')}.safetensors"
+    return next((path for path in (package / "weights" / file, repository / "weights" / file) if path.is_file()), None)
 
 
 def _trained(model: Network, name: str) -> Network:
-    model.load_state_dict(load_file(weights(name)))
+    file = weights(name)
+    if file is None:
+        raise FileNotFoundError(f"the weights of {name} are missing: reinstall the package")
+    model.load_state_dict(load_file(file))
     return model.eval()

@@ -1,34 +1,36 @@
-"""What is compared, and under what protocol: plain data, which goes into a file."""
+"""A plan: what is compared, and under what protocol. Plain data, and the single source of a run's options.
+
+Command-line options, configuration files and the paper's recipes all have the fields of `Plan`.
+"""
 
 from __future__ import annotations
 
 import ast
 import contextlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from ..methods import METHODS
 from .scenarios import SCENARIOS
 
-__all__ = ["PROTOCOL", "SHARED", "Job", "Plan", "PlanError", "read_overrides"]
+__all__ = ["PROTOCOL", "SHARED", "Job", "Plan", "PlanError", "combine", "read_config", "read_overrides"]
 
 PROTOCOL = ("data", "scenario", "severity", "shifts", "batch_size", "images", "probe", "precision", "rounds")
-"""What must be equal for results to be compared."""
-SCENES = {"acdc", "cityscapes", "scenes"}
-"""Data with a label a pixel."""
+"""Fields that must be equal for results to be compared."""
 
 SHARED = ("source", "source_images", "probe_images", "preset")
-"""What all methods of a plan are given alike, besides the protocol."""
+"""Fields that all methods of a plan share, besides the protocol."""
 
-ENGINES = ("eager", "recorded", "auto")
-PRECISIONS = ("fp32", "tf32", "bf16")
-PROBES = ("snapshot", "readapt", "none")
+_SCENES = {"acdc", "cityscapes", "scenes"}
+"""Data with one label per pixel."""
 
 
 class PlanError(ValueError):
-    """A plan that cannot be carried out, with the reason."""
+    """A plan that cannot be carried out."""
 
 
 @dataclass(frozen=True)
@@ -40,72 +42,106 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Of its files."""
+        """Name of its files."""
         return f"{self.method}-seed{self.seed}"
+
+
+def _option(
+    default: Any,
+    about: str,
+    *,
+    name: str = "",
+    least: int | None = None,
+    most: int | None = None,
+    choices: Iterable[str] = (),
+    usual: str | None = None,
+) -> Any:
+    """A field of a plan: its default, and its option's help, name, bounds, choices and default in words."""
+    option = {"help": about, "name": name, "least": least, "most": most, "choices": [*choices], "usual": usual}
+    return field(default_factory=dict, metadata=option) if default is dict else field(default=default, metadata=option)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is compared, and under what protocol."""
+    """What is compared, and under what protocol. The fields' metadata describes them."""
 
-    methods: Sequence[str] = tuple(METHODS)
-    model: str = "digits-resnet"
-    data: str = "digits"
-    scenario: str = "lifelong"
-    severity: int = 5
-    shifts: Sequence[str] | None = None
-    seeds: Sequence[int] = (0,)
-    batch_size: int = None  # type: ignore[assignment]
-    """Not given, 64, and one street scene at a time."""
-    images: int | None = None
-    """Of each domain; None takes all."""
-    source: str | None = None
-    """Where clean images for the Fisher importance of EATA and EATA-C come from; None: the data's own clean part."""
-    source_images: int = None  # type: ignore[assignment]
-    """How many; not given, 2,000, and 20 street scenes, as the paper has it."""
-    probe: str = "snapshot"
-    """How forgetting is measured: from a `snapshot` that leaves the stream untouched, by the paper's `readapt`ation to
-    clean images between the domains, or not at all (`none`)."""
-    probe_images: int = 1000
-    preset: str | None = None
-    """Whose hyper-parameters to start from (see `presets`); None goes by whether the network has BatchNorm."""
-    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Arguments by method, `{"eata": {"beta": 500}}`."""
-    device: str = "cpu"
-    engine: str = "eager"
-    """How passes run: `eager`, or `auto`, as fast as the device allows once it is compiled."""
-    precision: str = "fp32"
-    workers: int = 0
-    cache: str | None = None
-    """A folder where decoded images are kept: files are decoded once, not for each method and seed."""
-    rounds: int = 10
-    """Of the scenario `rounds`."""
+    methods: Sequence[str] = _option(
+        tuple(METHODS),
+        "A method to run; repeat for more. `acclimate methods` lists them.",
+        name="method",
+        choices=METHODS,
+        usual="all that fit",
+    )
+    model: str = _option("digits-resnet", "A network: `acclimate list` shows how to name one.")
+    data: str = _option("digits", "A data set: `acclimate list` shows how to name one.")
+    scenario: str = _option("lifelong", "Order of the domains, and when to reset.", choices=SCENARIOS)
+    severity: int = _option(5, "Severity of the corruptions.", least=1, most=5)
+    shifts: Sequence[str] | None = _option(None, "A corruption; repeat for more.", name="shift", usual="all")
+    seeds: Sequence[int] = _option(
+        (0,), "Seed of the stream and the adapters; repeat for more.", name="seed", usual="0"
+    )
+    batch_size: int = _option(0, "Images per batch.", least=1, usual="64; 1 for street scenes")
+    images: int | None = _option(None, "Images per domain.", least=1, usual="all")
+    source: str | None = _option(
+        None, "Data set with clean images for the Fisher importance of EATA and EATA-C.", usual="that of --data"
+    )
+    source_images: int = _option(
+        0, "Clean images for the Fisher importance.", least=1, usual="2,000; 20 street scenes, as in the paper"
+    )
+    probe: str = _option(
+        "snapshot",
+        "How to measure forgetting: from a snapshot that leaves the stream untouched, by the paper's adaptation to "
+        "clean images between the domains, or not at all.",
+        choices=("snapshot", "readapt", "none"),
+    )
+    probe_images: int = _option(1000, "Clean images that show what is forgotten.", least=1)
+    preset: str | None = _option(
+        None,
+        "Hyper-parameters to start from: resnet50, vit-base, segformer-b5, cifar-resnet or cifar-vit.",
+        usual="by the network",
+    )
+    overrides: Mapping[str, Mapping[str, Any]] = _option(
+        dict, "An argument of a method, such as eata.beta=500; repeat for more.", name="set"
+    )
+    device: str = _option("cpu", "Such as cpu or cuda.")
+    engine: str = _option(
+        "eager",
+        "How passes run: step by step, as CUDA graphs, or also compiled.",
+        choices=("eager", "recorded", "auto"),
+    )
+    precision: str = _option(
+        "fp32", "Number format.", choices=("fp32", "tf32", "bf16"), usual="fp32; bf16 with engine auto on a GPU"
+    )
+    workers: int = _option(0, "Processes that read images.", least=0, usual="0; most cores on a GPU")
+    cache: str | None = _option(None, "Folder for decoded images, so that each file is decoded only once.")
+    rounds: int = _option(10, "Rounds of the scenario `rounds`.", least=1)
 
     def __post_init__(self) -> None:
-        scenes = not SCENES.isdisjoint(self.data.split(":")[:2])
+        scenes = not _SCENES.isdisjoint(self.data.split(":")[:2])
         for name, usual, of_scenes in (("batch_size", 64, 1), ("source_images", 2000, 20)):
-            if getattr(self, name) is None:
+            if not getattr(self, name):
                 object.__setattr__(self, name, of_scenes if scenes else usual)
-        checked: list[tuple[str, Iterable[str], str]] = [
-            *((method, METHODS, "method") for method in (*self.methods, *self.overrides)),
-            (self.scenario, SCENARIOS, "scenario"),
-            (self.engine, ENGINES, "engine"),
-            (self.precision, PRECISIONS, "precision"),
-            (self.probe, PROBES, "probe"),
-        ]
-        for value, known, what in checked:
-            if value not in [*known]:
-                raise PlanError(f"no {what} {value!r}: choose from {', '.join(known)}")
+        for each in fields(self):
+            self._check(each.metadata["name"] or each.name, getattr(self, each.name), each.metadata)
+        self._check("method", self.overrides, {"choices": METHODS, "least": None})
         if not self.methods or not self.seeds:
             raise PlanError("a plan needs at least one method and one seed")
-        for name in ("severity", "batch_size", "images", "source_images", "probe_images", "rounds"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise PlanError(f"{name}={value!r}: expected a number of at least 1")
+
+    @staticmethod
+    def _check(name: str, value: Any, bounds: Mapping[str, Any]) -> None:
+        if choices := bounds["choices"]:
+            for each in value if name == "method" else [value]:
+                if each not in choices:
+                    raise PlanError(f"no {name} {each!r}: choose from {', '.join(choices)}")
+        if bounds["least"] is not None and value is not None:
+            least, most = bounds["least"], bounds["most"]
+            if not isinstance(value, int) or value < least or (most is not None and value > most):
+                expected = f"of at least {least}" if most is None else f"from {least} to {most}"
+                raise PlanError(f"{name}={value!r}: expected a number {expected}")
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Plan:
-        """The reverse of `as_dict`; also what a configuration file holds."""
+        """Read what `as_dict` wrote, or a configuration file."""
         if unknown := content.keys() - {f.name for f in fields(cls)}:
             raise PlanError(
                 f"a plan has no {', '.join(sorted(unknown))}: it has {', '.join(f.name for f in fields(cls))}"
@@ -117,12 +153,12 @@ class Plan:
         return cls(**arguments)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """All fields, for JSON."""
         content: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return content
 
     def jobs(self) -> Iterator[Job]:
-        """Seed by seed, method by method."""
+        """Yield each method with each seed, seed by seed."""
         for seed in self.seeds:
             for method in self.methods:
                 yield Job(method, seed)
@@ -134,13 +170,39 @@ class Plan:
         return {name: whole[name] for name in PROTOCOL if name != "rounds" or self.scenario == "rounds"}
 
     def arguments(self, job: Job) -> dict[str, Any]:
-        """What a job's method was given besides: settings of all methods, and its own overrides."""
+        """What a job's method is given besides: settings that all methods share, and its own overrides."""
         whole = self.as_dict()
         return {**{name: whole[name] for name in SHARED}, **whole["overrides"].get(job.method, {})}
 
 
+def combine(config: Mapping[str, Any], options: Mapping[str, Any]) -> Plan:
+    """Return the plan of a configuration, overridden by options. On a GPU workers read images, and `auto` uses bf16."""
+    both: dict[str, Any] = {**config, **options}
+    old, new = (content.get("overrides", {}) for content in (config, options))
+    both["overrides"] = {name: {**old.get(name, {}), **new.get(name, {})} for name in {**old, **new}}
+    if str(both.get("device", "cpu")).startswith("cuda"):
+        both.setdefault("workers", max(1, min(16, (os.cpu_count() or 2) - 1)))
+        if both.get("engine") == "auto":
+            both.setdefault("precision", "bf16")
+    return Plan.from_dict(both)
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """Read fields of a plan from a JSON or TOML file."""
+    if file.suffix == ".toml":
+        try:
+            import tomllib
+        except ImportError as error:
+            raise PlanError("TOML needs Python 3.11: write the plan as JSON") from error
+        return tomllib.loads(file.read_text())
+    content = json.loads(file.read_text())
+    if not isinstance(content, dict):
+        raise PlanError(f"{file} has no plan: expected an object with methods, model, data, …")
+    return content
+
+
 def read_overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """`["eata.beta=500"]` as `{"eata": {"beta": 500}}`."""
+    """Read `["eata.beta=500"]` as `{"eata": {"beta": 500}}`."""
     read: dict[str, dict[str, Any]] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")

@@ -1,4 +1,4 @@
-"""Results as one self-contained HTML page and one JSON file."""
+"""Results as one HTML page that needs no other file: tables, figures, pictures, and how the numbers came about."""
 
 from __future__ import annotations
 
@@ -7,91 +7,172 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from string import Template
 
+import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from ..files import write_text
-from .evaluate import Result
+from ..methods import METHODS
+from ..parts.multiscale import resized
+from . import figures
+from .plan import Job
+from .result import Result
+from .run import Run
+from .tables import as_html, differences, summary_table
 
-__all__ = ["Section", "columns", "markdown", "rows", "write_html", "write_json"]
+__all__ = ["scene_pictures", "selection_pictures", "write_demo", "write_report"]
 
-
-def columns(results: Sequence[Result]) -> tuple[str, ...]:
-    """The table's; a segmenter is told by its mIoU."""
-    score = "acc %" if any(r.miou is None for r in results) else "mIoU %"
-    return ("method", score, "ECE %", "forwards", "backwards", "clean before", "clean after", "seconds")
-
-
-def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
-    """The table, a row a method, in the order of `columns`."""
-
-    def percent(value: float | None) -> str:
-        return "–" if value is None else f"{100 * value:.1f}"
-
-    return [
-        (
-            r.method,
-            percent(r.accuracy if r.miou is None else r.miou),
-            percent(r.ece),
-            f"{r.forwards:,}",
-            f"{r.backwards:,}",
-            percent(r.clean_before),
-            percent(r.clean_after),
-            f"{r.seconds:.1f}",
-        )
-        for r in results
-    ]
-
-
-def markdown(results: Sequence[Result]) -> str:
-    """The table in Markdown."""
-    head = columns(results)
-    lines = [head, ("---", *["---:"] * (len(head) - 1)), *rows(results)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def write_json(path: Path, results: Sequence[Result], command: str) -> None:
-    """Everything measured, with its origin and the command that measures it again. Whole or not at all."""
-    text = json.dumps({"command": command, "results": [r.as_dict() for r in results]}, indent=1)
-    write_text(path, text + "\n")
+SHOWN = ("eata-c", "eta-c", "dat", "cotta", "eata", "eta", "tent")
+SELECTING = ("eata", "eta", "eata-c", "eta-c", "rdumb", "sar", "roid")
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: its results as a table, then figures with a caption each."""
+    """A part of the page: a table of results, then figures, each with a caption."""
 
     title: str
     results: Sequence[Result]
     figures: Sequence[tuple[str, Figure]]
 
 
-def write_html(path: Path, title: str, lead: str, sections: Sequence[Section]) -> None:
-    """One page that needs no other file: tables, figures, and how the numbers came about."""
+def write_report(path: Path, results: Sequence[Result], run: Run | None = None) -> None:
+    """Write a page of any results; with their run, also pictures of samples that were and were not learned from."""
+    sections = [_compared(model, own) for model, own in _by_model(results).items()]
+    if run is not None and run.task == "classification" and (pictures := selection_pictures(run)):
+        method, kept, removed = pictures
+        caption = f"Images of one batch that {method} learned from, and images that it left out."
+        shown = figures.examples([("learned from", kept), ("left out", removed)])
+        sections.append(Section("What was learned from", [], [(caption, shown)]))
+    if run is not None and run.task == "segmentation":
+        method, scenes = scene_pictures(run)
+        caption = f"One scene per domain: the prediction of the source network, and of {method} after a few scenes."
+        sections.append(Section("Scenes", [], [(caption, figures.scenes(scenes))]))
+    protocol = results[0].protocol
+    lead = f"{protocol['data'].partition(':')[0]}, {protocol['scenario']}, severity {protocol['severity']}."
+    if different := differences(results):
+        lead += f" NOT COMPARABLE: {'; '.join(different)}."
+    _write(path, "acclimate: methods compared", lead, sections)
+
+
+def write_demo(out: Path, results: Sequence[Result], run: Run, command: str) -> Path:
+    """Write the demo's numbers as JSON, a figure, and a page with pictures of the stream; return the page's path."""
+    content = {"command": command, "results": [result.as_dict() for result in results]}
+    write_text(out / "results.json", json.dumps(content, indent=1) + "\n")
+    groups = _by_model(results)
+    figures.along([*groups.values()]).savefig(out / "accuracy.png", dpi=150)
+    titles = {"digits-resnet": "A small ResNet: BatchNorm", "digits-vit": "A small ViT: LayerNorm"}
+    domains = run.scenario(run.plan.seeds[0]).domains
+    pictures = figures.examples([(domain.name, next(iter(domain.on("cpu")))[0][:8]) for domain in domains])
+    seen = Section("What the networks see", [], [("Eight digits of each corruption.", pictures)])
+    lead = (
+        f"Small networks, trained only on clean digits, meet {len(domains)} corruptions one after another at severity "
+        f"{run.plan.severity}, {results[0].domains[0].images:,} digits each, and are never reset. Each method "
+        "predicts a batch, then learns from it, without labels."
+    )
+    page = out / "report.html"
+    sections = [_compared(titles[model], own) for model, own in groups.items()]
+    _write(page, "acclimate: networks meet corrupted digits", lead, [*sections, seen])
+    return page
+
+
+def _by_model(results: Sequence[Result]) -> dict[str, list[Result]]:
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        groups.setdefault(result.model, []).append(result)
+    return groups
+
+
+def _compared(title: str, results: Sequence[Result]) -> Section:
+    first = [result for result in results if result.seed == results[0].seed]
+    score = first[0].score_name
+    name = "Accuracy" if score == "accuracy" else score
+    shown = [
+        (f"{name} on each domain, in the order of the stream.", figures.along([first])),
+        ("Expected calibration error on each domain.", figures.along([first], "ece")),
+        (
+            "How often predictions of each confidence are right. A calibrated method follows the dashed line; bars "
+            "below it show overconfidence.",
+            figures.reliability(first),
+        ),
+        (f"Cost against {score}: forward and backward passes per sample.", figures.cost(first)),
+    ]
+    if all(result.clean_before is not None for result in first):
+        shown.append((f"{name} on clean images, before the stream and after each domain.", figures.forgetting(first)))
+    return Section(title, results, shown)
+
+
+def selection_pictures(run: Run, batches: int = 4, most: int = 10) -> tuple[str, Tensor, Tensor] | None:
+    """Return images early in the stream that a selecting method kept, and images that it removed."""
+    method = next((name for name in SELECTING if name in run.plan.methods), None)
+    if method is None:
+        return None
+    job = Job(method, run.plan.seeds[0])
+    adapter = run.adapter(job)
+    found: tuple[str, Tensor, Tensor] | None = None
+    try:
+        for x, _ in islice(run.scenario(job.seed).domains[0].on(run.plan.device), batches):
+            adapter(x)
+            keep = adapter.last.kept
+            if keep is None or keep.dim() > 1:
+                return None
+            kept, removed = x[keep][:most].cpu(), x[~keep][:most].cpu()
+            if len(kept) and len(removed):
+                found = (type(adapter).__name__, _padded(kept, most), _padded(removed, most))
+    finally:
+        adapter.reset()
+    return found
+
+
+def scene_pictures(run: Run, batches: int = 4) -> tuple[str, list[tuple[str, list[tuple[str, Tensor]]]]]:
+    """Return the method shown, and for each condition the last of a few scenes: image, predictions, label."""
+    method = next((name for name in SHOWN if name in run.plan.methods), run.plan.methods[-1])
+    job = Job(method, run.plan.seeds[0])
+    domains = [domain for domain in run.scenario(job.seed).domains if domain.round == 1]
+    seen: dict[str, list[tuple[str, Tensor]]] = {}
+    for each, title in ((Job("source", job.seed), "source"), (job, method)):
+        adapter = run.adapter(each)
+        try:
+            for domain in domains:
+                adapter.new_domain()
+                few = [*islice(domain.on(run.plan.device), batches)]
+                predictions = [adapter(x) for x, _ in few]
+                x, label = few[-1][0], few[-1][1][0]
+                predicted = resized(predictions[-1], label).argmax(1)[0]
+                name = domain.name.removesuffix(", round 1")
+                seen.setdefault(name, [("image", x[0].cpu()), ("label", label)]).insert(-1, (title, predicted.cpu()))
+        finally:
+            adapter.reset()
+    return METHODS[method].__name__, [*seen.items()]
+
+
+def _padded(images: Tensor, count: int) -> Tensor:
+    return torch.cat([images, images.new_ones(count - len(images), *images.shape[1:])])
+
+
+def _write(path: Path, title: str, lead: str, sections: Sequence[Section]) -> None:
     results = [result for section in sections for result in section.results]
-    calls = "".join(f"<li><code>{html.escape(r.call)}</code></li>\n" for r in results)
-    origin = ", ".join(f"{key} {value}" for key, value in results[0].origin.items() if value and key != "model")
+    origin = ", ".join(f"{key} {value}" for key, value in results[0].origin.items() if value)
     page = Template(_PAGE).substitute(
         title=html.escape(title),
         lead=html.escape(lead),
-        sections="".join(map(_html, sections)),
-        calls=calls,
+        sections="".join(map(_section, sections)),
+        calls="".join(f"<li><code>{html.escape(result.call)}</code></li>\n" for result in results),
         origin=html.escape(origin),
     )
     write_text(path, page)
 
 
-def _html(section: Section) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns(section.results))
-    cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows(section.results))
-    body = "".join(f"<tr>{row}</tr>\n" for row in cells)
-    table = f'<div class="table"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n'
-    drawn = "".join(
+def _section(section: Section) -> str:
+    table = f'<div class="table">{as_html(*summary_table(section.results))}</div>\n' if section.results else ""
+    shown = "".join(
         f"<figure>{_svg(figure)}<figcaption>{html.escape(caption)}</figcaption></figure>\n"
         for caption, figure in section.figures
     )
-    return f"<h2>{html.escape(section.title)}</h2>\n{table if section.results else ''}{drawn}"
+    return f"<h2>{html.escape(section.title)}</h2>\n{table}{shown}"
 
 
 def _svg(figure: Figure) -> str:

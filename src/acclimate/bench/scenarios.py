@@ -1,4 +1,4 @@
-"""The paper's scenarios and some more, each a function of a suite of data that returns a `Scenario`.
+"""The paper's scenarios and some more: functions of a suite of data that return a `Scenario`.
 
 scenario = lifelong(suite, severity=5)              # corruption after corruption, no reset
 scenario = SCENARIOS["mixed"](suite, severity=3)
@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..data.types import Part, Suite
-from .stream import Drawn, Scenario, Stream
+from .stream import SampledDomain, Scenario, Stream
 
 __all__ = [
     "SCENARIOS",
@@ -25,18 +25,19 @@ __all__ = [
     "lifelong",
     "mixed",
     "rounds",
+    "sample_domain",
     "single_domain",
     "with_clean",
 ]
 
 
-def drawn(
+def sample_domain(
     name: str, part: Part, *, batch_size: int = 64, images: int | None = None, seed: int = 0, workers: int = 0
-) -> Drawn:
-    """A domain of one part in an order that `seed` decides, or its own; with `images`, the first so many of it."""
+) -> SampledDomain:
+    """Return a domain of one part, shuffled by `seed` unless the part is ordered; `images` cuts it short."""
     shuffled = torch.randperm(len(part.images), generator=Generator().manual_seed(seed)).tolist()
     order = range(len(part.images)) if part.ordered else shuffled
-    return Drawn(name, [part], [(0, index) for index in order[:images]], batch_size, seed, workers)
+    return SampledDomain(name, [part], [(0, index) for index in order[:images]], batch_size, seed, workers)
 
 
 def lifelong(
@@ -49,49 +50,51 @@ def lifelong(
     seed: int = 0,
     workers: int = 0,
 ) -> Scenario:
-    """Shift after shift; nothing is ever reset."""
+    """One shift after another, without a reset."""
     domains = [
-        drawn(shift, suite.part(shift, severity), batch_size=batch_size, images=images, seed=seed, workers=workers)
+        sample_domain(
+            shift, suite.part(shift, severity), batch_size=batch_size, images=images, seed=seed, workers=workers
+        )
         for shift in _chosen(suite, shifts)
     ]
     return Scenario("lifelong", domains)
 
 
 def single_domain(suite: Suite, **options: Any) -> Scenario:
-    """Each shift from the source network."""
+    """Reset before each shift."""
     return replace(lifelong(suite, **options), name="single-domain", resets="domain")
 
 
 def episodic(suite: Suite, **options: Any) -> Scenario:
-    """Each batch from the source network; MEMO's own setting is a batch of one."""
+    """Reset before each batch. MEMO's own setting has batches of one."""
     return replace(lifelong(suite, **options), name="episodic", resets="batch")
 
 
 def rounds(suite: Suite, *, times: int = 10, **options: Any) -> Scenario:
-    """The same shifts again and again, as ACDC's four conditions for ten rounds."""
+    """Repeat the same shifts, as ACDC's four conditions for ten rounds."""
     once = lifelong(suite, **options)
     domains = [
         replace(domain, name=f"{domain.name}, round {number}", round=number)
         for number in range(1, times + 1)
-        for domain in _drawn(once)
+        for domain in _sampled(once)
     ]
     return Scenario(f"rounds-{times}", domains)
 
 
 def gradual(suite: Suite, *, severity: int = 5, shifts: Sequence[str] | None = None, **options: Any) -> Scenario:
-    """Each shift growing from severity 1 to `severity` and falling again."""
+    """Each shift rises from severity 1 to `severity` and falls again."""
     levels = [*range(1, severity + 1), *range(severity - 1, 0, -1)]
     domains: list[Stream] = []
     for shift in _chosen(suite, shifts):
         for level in levels:
-            (domain,) = _drawn(lifelong(suite, severity=level, shifts=[shift], **options))
+            (domain,) = _sampled(lifelong(suite, severity=level, shifts=[shift], **options))
             domains.append(replace(domain, name=f"{shift} {level}"))
     return Scenario("gradual", domains)
 
 
 def mixed(suite: Suite, *, seed: int = 0, **options: Any) -> Scenario:
-    """All shifts shuffled into one domain: every batch has several."""
-    apart = _drawn(lifelong(suite, seed=seed, **options))
+    """Shuffle all shifts into one domain, so that every batch has several."""
+    apart = _sampled(lifelong(suite, seed=seed, **options))
     picks = [(number, index) for number, domain in enumerate(apart) for _, index in domain.picks]
     order = torch.randperm(len(picks), generator=Generator().manual_seed(seed)).tolist()
     parts = [part for domain in apart for part in domain.parts]
@@ -99,19 +102,19 @@ def mixed(suite: Suite, *, seed: int = 0, **options: Any) -> Scenario:
 
 
 def correlated(suite: Suite, *, concentration: float = 0.1, seed: int = 0, **options: Any) -> Scenario:
-    """Lifelong, with labels that come in runs: each class is spread over time by a Dirichlet draw.
+    """Lifelong with correlated labels: a Dirichlet sample spreads each class over time.
 
-    The smaller the concentration, the longer the runs.
+    A smaller concentration gives longer runs of one class.
     """
     if not concentration > 0:
         raise ValueError(f"concentration={concentration}: a Dirichlet distribution needs a positive one")
     once = lifelong(suite, seed=seed, **options)
-    domains = [_in_runs(domain, concentration, seed) for domain in _drawn(once)]
+    domains = [_in_runs(domain, concentration, seed) for domain in _sampled(once)]
     return Scenario("correlated", domains)
 
 
 def with_clean(scenario: Scenario, clean: Stream) -> Scenario:
-    """The paper's probe of forgetting: the clean set after each domain, adapted to like any other, carrying on."""
+    """Add the paper's probe of forgetting: the clean set after each domain, adapted to without a reset."""
     return replace(scenario, clean_between=clean)
 
 
@@ -122,11 +125,11 @@ def _chosen(suite: Suite, shifts: Sequence[str] | None) -> Sequence[str]:
     return shifts or suite.shifts
 
 
-def _drawn(scenario: Scenario) -> list[Drawn]:
-    return [domain for domain in scenario.domains if isinstance(domain, Drawn)]
+def _sampled(scenario: Scenario) -> list[SampledDomain]:
+    return [domain for domain in scenario.domains if isinstance(domain, SampledDomain)]
 
 
-def _in_runs(domain: Drawn, concentration: float, seed: int) -> Drawn:
+def _in_runs(domain: SampledDomain, concentration: float, seed: int) -> SampledDomain:
     labels = np.array([_label(domain.parts[part], index) for part, index in domain.picks])
     random = np.random.default_rng(seed)
     slots = max(2, len(domain))
@@ -142,7 +145,7 @@ def _in_runs(domain: Drawn, concentration: float, seed: int) -> Drawn:
 def _label(part: Part, index: int) -> int:
     labels = getattr(part.images, "labels", None)
     if labels is None and isinstance(part.images[index][1], Tensor):
-        raise ValueError("the scenario correlated needs one label an image, and these have one a pixel")
+        raise ValueError("the scenario correlated needs one label per image, and these have one per pixel")
     return int(part.images[index][1]) if labels is None else int(labels[index])
 
 
@@ -155,4 +158,4 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
     "gradual": gradual,
     "correlated": correlated,
 }
-"""Every scenario by its name on the command line."""
+"""Scenarios by their name on the command line."""

@@ -1,4 +1,4 @@
-"""What arrives, in which order, and when to start over. A scenario is data: anyone can loop over it.
+"""What arrives, in which order, and when to reset. A scenario is data: anyone can loop over it.
 
 for domain in scenario.domains:
     for x, y in domain.on("cuda"):
@@ -18,11 +18,11 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ..data.types import Part, Rows
 
-__all__ = ["Batches", "Domain", "Drawn", "Scenario", "Stream"]
+__all__ = ["Batches", "Domain", "SampledDomain", "Scenario", "Stream"]
 
 
 class Batches(Protocol):
-    """(images, labels) batches that can be gone through again: a list, a DataLoader."""
+    """(images, labels) batches that can be iterated again: a list, a DataLoader."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]: ...
 
@@ -34,35 +34,39 @@ class Stream(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in tables."""
+        """Its name in tables."""
+        ...
+
+    @property
+    def round(self) -> int:
+        """Which visit to this domain this is, counting from 1."""
         ...
 
     def on(self, device: torch.device | str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Its batches: images in floating point on a device, and their labels."""
+        """Yield its batches: floating-point images on a device, and their labels."""
         ...
 
     def __len__(self) -> int:
-        """How many batches."""
+        """Return the number of batches."""
         ...
 
 
 @dataclass(frozen=True)
 class Domain:
-    """A domain out of batches that are there already."""
+    """A domain of batches that exist already."""
 
     name: str
     batches: Batches
     round: int = 1
-    """The how manieth time the domain is met."""
+    """Which visit to this domain this is, counting from 1."""
 
     @classmethod
     def of(cls, name: str, x: Tensor, y: Tensor, batch_size: int = 64) -> Domain:
-        """Out of tensors."""
-        starts = range(0, len(x), batch_size)
-        return cls(name, [(x[i : i + batch_size], y[i : i + batch_size]) for i in starts])
+        """Return a domain of tensors."""
+        return cls(name, [*zip(torch.split(x, batch_size), torch.split(y, batch_size), strict=True)])
 
     def on(self, device: torch.device | str) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches, images moved."""
+        """Yield the batches, with images moved to the device."""
         for x, y in self.batches:
             yield _floating(x.to(device)), y
 
@@ -71,24 +75,24 @@ class Domain:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A domain drawn from parts in a given order; images are read by workers, moved as bytes and changed on the device.
+class SampledDomain:
+    """A domain of images from parts, in a given order. Workers read images; the device receives bytes and changes them.
 
-    What a change draws depends on `seed`, the domain and the batch alone, so that any batch can be made again.
+    The randomness of a change depends only on `seed`, the domain and the batch, so that any batch can be made again.
     """
 
     name: str
     parts: Sequence[Part]
     picks: Sequence[tuple[int, int]]
-    """Which part and which of its images, in order."""
+    """(part, image) indices, in order."""
     batch_size: int = 64
     seed: int = 0
     workers: int = 0
     round: int = 1
-    """The how manieth time the domain is met."""
+    """Which visit to this domain this is, counting from 1."""
 
     def on(self, device: torch.device | str) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches, read as they are asked for."""
+        """Yield the batches, read on demand."""
         device = torch.device(device)
         loader = DataLoader(
             _Picked(self.parts, self.picks),
@@ -111,7 +115,7 @@ class Drawn:
             yield moved, y
 
     def _seed(self, batch: int, part: int) -> int:
-        name = self.name.removesuffix(f", round {self.round}")  # the same images each time
+        name = self.name.removesuffix(f", round {self.round}")  # the same images in each round
         return zlib.crc32(f"{self.seed} {name} {batch} {part}".encode())
 
     def __len__(self) -> int:
@@ -131,7 +135,7 @@ class _Picked(Dataset[tuple[Tensor, "int | Tensor", int]]):
         return x, y, part
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[tuple[Tensor, int | Tensor, int]] | _Batch:
-        """A whole batch: read at once where its images lie in one array."""
+        """Return a whole batch, read at once where its images are in one array."""
         parts = {self.picks[index][0] for index in indices}
         images = self.parts[min(parts)].images
         if len(parts) > 1 or not isinstance(images, Rows):
@@ -163,16 +167,16 @@ def _collate(samples: Sequence[tuple[Tensor, int | Tensor, int]] | _Batch) -> tu
 def _moved(
     batches: Iterable[tuple[Tensor, Tensor, list[int]]], device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
-    """Images on the device. To a GPU the next batch is copied while it works on the one before."""
+    """Yield images on the device. A GPU receives the next batch while it works on the current one."""
     if device.type != "cuda":
         yield from ((x.to(device), y, parts) for x, y, parts in batches)
         return
-    beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     waiting: tuple[Tensor, Tensor, list[int]] | None = None
     for x, y, parts in batches:
-        with torch.cuda.stream(beside):
+        with torch.cuda.stream(copying):
             copied = x.to(device, non_blocking=True)
-            there = beside.record_event()
+            there = copying.record_event()
         if waiting is not None:
             yield waiting
         torch.cuda.current_stream(device).wait_event(there)
@@ -188,13 +192,13 @@ def _floating(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Domains in order; adapters start from the source `"never"`, with each `"domain"`, or with each `"batch"`."""
+    """Domains in order. Adapters are reset `"never"`, before each `"domain"`, or before each `"batch"`."""
 
     name: str
     domains: Sequence[Stream]
     resets: Literal["never", "domain", "batch"] = "never"
     clean_between: Stream | None = None
-    """Clean images after each domain, adapted to like any other and carrying on: the paper's probe of forgetting."""
+    """Clean images after each domain, adapted to without a reset: the paper's probe of forgetting."""
 
     def __len__(self) -> int:
         return sum(len(domain) for domain in self.domains)

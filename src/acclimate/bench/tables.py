@@ -1,86 +1,123 @@
-"""Results as tables in the paper's layout: domains as columns, accuracy (or mIoU) and ECE as rows, means and passes."""
+"""Results as tables: domains as columns, accuracy (or mIoU) and ECE as rows; and the one writer of all tables."""
 
 from __future__ import annotations
 
 import csv
+import html
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import mean, stdev
+from typing import TypeAlias
 
 from ..methods import METHODS
-from ..paper.published import rows_for
 from .plan import PROTOCOL, SHARED
-from .results import Stored
+from .result import Result
 
-__all__ = ["FORMATS", "differences", "paper_table", "with_paper"]
+__all__ = [
+    "FORMATS",
+    "Table",
+    "as_csv",
+    "as_html",
+    "as_latex",
+    "as_markdown",
+    "differences",
+    "mean_and_deviation",
+    "paper_table",
+    "summary_table",
+]
+
+Table: TypeAlias = tuple[list[str], list[list[str]]]
+"""Header and rows."""
 
 
-def differences(results: Sequence[Stored]) -> list[str]:
-    """Why these results should not stand in one table, in words; nothing where they may."""
-    told = []
-    for what in ("model", "weights", "preprocess", *PROTOCOL, *SHARED, "torch", "device"):
-        values = sorted({_of(stored, what) for stored in results})
+def mean_and_deviation(values: Sequence[float | None], form: str = ".1f") -> str:
+    """Format `mean ± deviation`; one value has no deviation, and a dash stands for a missing one."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return "–"
+    deviation = f" ± {stdev(known):{form}}" if len(known) > 1 else ""
+    return f"{mean(known):{form}}{deviation}"
+
+
+def differences(results: Sequence[Result]) -> list[str]:
+    """Say why these results should not be in one table; an empty list where they may."""
+    found = []
+    for name in ("model", "weights", "preprocess", *PROTOCOL, *SHARED, "torch", "device"):
+        values = sorted({_value(result, name) for result in results})
         if len(values) > 1:
-            told.append(f"their {what} differs: {', '.join(values)}")
+            found.append(f"their {name} differs: {', '.join(values)}")
     known: dict[tuple[int, str], float] = {}
-    for stored in results:  # the same network on the same data is as good everywhere, whatever the files are called
-        source = stored.content["fingerprint"]["source_accuracy"] or {}
-        for domain, accuracy in source.items():
-            before = known.setdefault((stored.result.seed, domain), accuracy)
+    for result in results:  # the same network on the same data is as accurate everywhere, whatever the files are called
+        for domain, accuracy in (result.source_accuracy or {}).items():
+            before = known.setdefault((result.seed, domain), accuracy)
             if abs(before - accuracy) > 0.005:
-                told.append(f"their source accuracy on {domain} differs: {before:.3f}, {accuracy:.3f}")
-    return list(dict.fromkeys(told))
+                found.append(f"their source accuracy on {domain} differs: {before:.3f}, {accuracy:.3f}")
+    return list(dict.fromkeys(found))
 
 
-def _of(stored: Stored, what: str) -> str:
-    if what in PROTOCOL:
-        return str(stored.content["protocol"].get(what))
-    if what == "model":
-        return str(stored.content[what])
-    if what in ("weights", "preprocess"):
-        return str(stored.content["fingerprint"][what])
-    if what in SHARED:
-        return str(stored.content["arguments"].get(what))
-    return str(stored.result.origin.get(what))
+def _value(result: Result, name: str) -> str:
+    if name in PROTOCOL:
+        return str(result.protocol.get(name))
+    if name in SHARED:
+        return str(result.arguments.get(name))
+    return str(result.origin.get(name) if name in ("torch", "device") else getattr(result, name))
 
 
-def paper_table(results: Sequence[Stored], *, every: bool = False) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: Acc. and ECE of each method over the domains; a mean, and a deviation over several seeds.
+def paper_table(results: Sequence[Result], *, every: bool = False) -> Table:
+    """Accuracy and ECE of each method per domain; their mean, with the deviation over several seeds.
 
-    Of many rounds it has the first, fourth, seventh and so on, as the paper's has; or `every` one. Means are of all.
+    Of more than four rounds the table has the first, fourth, seventh and so on, as the paper's; or `every` one. Means
+    are over all rounds.
     """
-    names = list(dict.fromkeys(domain.name for stored in results for domain in stored.result.domains))
+    names = list(dict.fromkeys(domain.name for result in results for domain in result.domains))
     names = names if every else _some_rounds(names)
     header = ["Method", "", *(_ROUND.sub(r"\2: \1", name.replace("_", " ")) for name in names)]
     header += ["Avg.", "#Forwards", "#Backwards"]
     rows = []
-    groups: dict[str, list[Stored]] = {}
+    groups: dict[str, list[Result]] = {}
     order = [method.__name__ for method in METHODS.values()]
-    for stored in sorted(results, key=lambda stored: order.index(stored.result.method)):
-        groups.setdefault(stored.setting, []).append(stored)
-    counts = {stored.content["protocol"]["images"] for stored in results}
+    for result in sorted(results, key=lambda result: order.index(result.method)):
+        groups.setdefault(result.setting, []).append(result)
+    counts = {result.protocol["images"] for result in results}
     most = None if None in counts else max(counts)
-    several = len({stored.content["model"] for stored in results}) > 1
-    for group in groups.values():
-        runs = [stored.result for stored in group]
-        label = group[0].label + (f", {group[0].content['model']}" if several else "")
-        if (images := group[0].content["protocol"]["images"]) != most:
+    several = len({result.model for result in results}) > 1
+    for runs in groups.values():
+        label = runs[0].label + (f", {runs[0].model}" if several else "")
+        if (images := runs[0].protocol["images"]) != most:
             label += f", {images:,} images"
-        forwards, backwards = (
-            mean(getattr(run, key) / len(run.domains) for run in runs) for key in ("forwards", "backwards")
-        )
+        passes = [
+            f"{mean(getattr(run, key) / len(run.domains) for run in runs):,.0f}" for key in ("forwards", "backwards")
+        ]
         score = ("Acc.", "accuracy") if any(run.miou is None for run in runs) else ("mIoU", "miou")
-        for kind, key in (score, ("ECE", "ece")):
+        for first, (kind, key) in ((True, score), (False, ("ECE", "ece"))):
             by_name: dict[str, list[float]] = {name: [] for name in names}
             for domain in (domain for run in runs for domain in run.domains if domain.name in by_name):
                 by_name[domain.name].append(100 * getattr(domain, key))
             cells = [f"{mean(values):.1f}" if values else "–" for values in by_name.values()]
-            whole = [100 * getattr(r, key) for r in runs]
-            average = f"{mean(whole):.2f}" + (f" ± {stdev(whole):.2f}" if len(whole) > 1 else "")
-            first = kind == score[0]
-            passes = [f"{forwards:,.0f}", f"{backwards:,.0f}"] if first else ["", ""]
-            rows.append([label if first else "", kind, *cells, average, *passes])
+            average = mean_and_deviation([100 * getattr(run, key) for run in runs], ".2f")
+            rows.append([label if first else "", kind, *cells, average, *(passes if first else ["", ""])])
+    return header, rows
+
+
+def summary_table(results: Sequence[Result]) -> Table:
+    """One row per result: score, ECE, passes, clean score before and after, seconds."""
+
+    def percent(value: float | None) -> str:
+        return "–" if value is None else f"{100 * value:.1f}"
+
+    score = "acc %" if any(result.miou is None for result in results) else "mIoU %"
+    header = ["method", score, "ECE %", "forwards", "backwards", "clean before", "clean after", "seconds"]
+    rows = [
+        [
+            result.method,
+            *map(percent, (result.score, result.ece)),
+            *(f"{passes:,}" for passes in (result.forwards, result.backwards)),
+            *map(percent, (result.clean_before, result.clean_after)),
+            f"{result.seconds:.1f}",
+        ]
+        for result in results
+    ]
     return header, rows
 
 
@@ -97,26 +134,8 @@ def _some_rounds(names: Sequence[str]) -> list[str]:
     return [name for name in names if found.get(name, 1) in shown]
 
 
-def with_paper(rows: Sequence[list[str]], results: Sequence[Stored]) -> list[list[str]]:
-    """Each method's rows followed by the paper's, marked as such, where all results have a setting of the paper's."""
-    known = {row.method: row for row in rows_for(results[0].content)}
-    out: list[list[str]] = []
-    method = score = ""
-    for row in rows:
-        method, score = row[0] or method, score if row[1] == "ECE" else row[1]
-        out.append(list(row))
-        line = known.get(method)
-        if row[1] == "ECE" and line is not None:
-            told = [f"{method} (paper{line.note})", score, *(f"{v:.1f}" for v in line.accuracy)]
-            passes = ["" if n is None else f"{n:,}" for n in (line.forwards, line.backwards)]
-            out.append([*told, f"{line.average[0]:.2f}", *passes])
-            if line.ece:
-                out.append(["", "ECE", *(f"{v:.1f}" for v in line.ece), f"{line.average[1]:.2f}", "", ""])
-    return out
-
-
 def as_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; numbers are flush right, but not the names of rows."""
+    """Write a Markdown table; columns of numbers are flush right, except the first."""
     columns = list(zip(*rows, strict=True))[1:]
     rule = ["---", *("---:" if all(cell == "" or _is_number(cell) for cell in column) else "---" for column in columns)]
     return "\n".join(f"| {' | '.join(line)} |" for line in [header, rule, *rows]) + "\n"
@@ -127,7 +146,7 @@ def _is_number(cell: str) -> bool:
 
 
 def as_csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Comma-separated values."""
+    """Write comma-separated values."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
     return text.getvalue()
@@ -138,7 +157,7 @@ _TEX |= {"ε": r"$\epsilon$", "α": r"$\alpha$", "β": r"$\beta$"}
 
 
 def as_latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A LaTeX tabular with booktabs' rules."""
+    """Write a LaTeX tabular with the rules of booktabs."""
 
     def line(cells: Sequence[str]) -> str:
         return " & ".join("".join(_TEX.get(sign, sign) for sign in cell) for cell in cells) + r" \\"
@@ -149,5 +168,20 @@ def as_latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([f"\\begin{{tabular}}{{{columns}}}", *rule, "\\end{tabular}"]) + "\n"
 
 
-FORMATS = {"markdown": as_markdown, "latex": as_latex, "csv": as_csv}
-"""How a table can be written."""
+def as_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Write an HTML table."""
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>\n"
+
+    body = "".join(line("td", row) for row in rows)
+    return f"<table><thead>{line('th', header)}</thead>\n<tbody>\n{body}</tbody></table>\n"
+
+
+FORMATS: dict[str, Callable[[Sequence[str], Sequence[Sequence[str]]], str]] = {
+    "markdown": as_markdown,
+    "latex": as_latex,
+    "csv": as_csv,
+    "html": as_html,
+}
+"""Writers of a table by the name of their format."""

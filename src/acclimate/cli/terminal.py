@@ -1,37 +1,45 @@
-"""What the command line shows: progress, tables, plans, and errors in a line."""
+"""What the command line shows: progress, tables, plans, and errors in one line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from ..bench.evaluate import Result
-    from ..bench.run import Run
-
-__all__ = ["EXPECTED", "console", "duration", "print_table", "progress_bars", "refuse", "repeatable", "show_plan"]
+from ..bench.evaluate import BatchResult
+from ..bench.result import Result
+from ..bench.run import Run
+from ..bench.tables import summary_table
 
 console = Console()
 
 EXPECTED = (ValueError, TypeError, RuntimeError, AssertionError, ImportError, OSError)
-"""What a wrong option, a missing folder or a broken file may raise: told in a line, without a traceback."""
+"""What a wrong option, a missing folder or a broken file may raise. It is printed without a traceback."""
 
 
-def refuse(what: str, error: BaseException) -> NoReturn:
-    """Say what is wrong, and stop."""
-    console.print(f"[red bold]{what}:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
-    raise typer.Exit(2) from error
+def say(text: str, *, errors: bool = False) -> None:
+    """Print a line that the console neither wraps nor colours."""
+    (Console(stderr=True) if errors else console).print(text, soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def one_line_errors(what: str) -> Iterator[None]:
+    """Print an expected error in one line, and exit."""
+    try:
+        yield
+    except EXPECTED as error:
+        say(f"[red bold]{what}:[/] {escape(str(error))}")
+        raise typer.Exit(2) from error
 
 
 def repeatable(words: Sequence[str]) -> list[str]:
-    """A command without `--out` and `--cache`, which say nothing of its results and may be paths of one's machine."""
+    """Return a command without `--out` and `--cache`, which do not change its results and may be private paths."""
     return [
         word
         for last, word in zip(["", *words], words, strict=False)
@@ -39,15 +47,34 @@ def repeatable(words: Sequence[str]) -> list[str]:
     ]
 
 
-def show_plan(job: Run) -> None:
-    """What a run will do, and about how long each method takes."""
-    plan = job.plan
-    scenario = job.scenario(plan.seeds[0])
-    console.print(f"[bold]network[/]   {job.network.name}, hyper-parameters of {job.family}")
-    console.print(f"[bold]data[/]      {job.title}")
+def carry_out(runs: Sequence[Run]) -> list[Result]:
+    """Carry out all jobs of some runs, with one progress bar per job."""
+    results = []
+    with progress_bars() as progress:
+        for run, job in ((each, job) for each in runs for job in each.plan.jobs()):
+            total = len(run.scenario(job.seed))
+            name = job.name if len(runs) == 1 else f"{job.method}, {run.plan.model}"
+            note = "compiling at the first batch" if run.plan.engine == "auto" else ""
+            task = progress.add_task(name, total=total, note=note)
+
+            def advance(batch: BatchResult, score: float, task: TaskID = task) -> None:
+                progress.update(task, advance=1, note=f"{batch.domain}: {100 * score:.0f} %")
+
+            result = run.do(job, on_batch=advance)
+            progress.update(task, completed=total, note=f"{result.score_name} {100 * result.score:.1f} %")
+            results.append(result)
+    return results
+
+
+def show_plan(run: Run) -> None:
+    """Print what a run will do, and about how long each method takes."""
+    plan = run.plan
+    scenario = run.scenario(plan.seeds[0])
+    console.print(f"[bold]network[/]   {run.network.name}, hyper-parameters of {run.family}")
+    console.print(f"[bold]data[/]      {run.title}")
     console.print(f"[bold]scenario[/]  {scenario.name}: {len(scenario.domains)} domains, {len(scenario):,} batches")
     console.print(f"[bold]seeds[/]     {', '.join(map(str, plan.seeds))}")
-    seconds = job.estimate()
+    seconds = run.seconds(run.speed())
     table = Table("method", "about", box=SIMPLE_HEAD, pad_edge=False)
     for method, needed in seconds.items():
         table.add_row(method, duration(needed))
@@ -56,14 +83,14 @@ def show_plan(job: Run) -> None:
 
 
 def duration(seconds: float) -> str:
-    """As people say it."""
+    """Format seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def progress_bars() -> Progress:
-    """A line a job, each with a note."""
+    """Return progress bars with a note each."""
     return Progress(
         TextColumn("[bold]{task.description:20}"),
         BarColumn(bar_width=16),
@@ -74,17 +101,15 @@ def progress_bars() -> Progress:
     )
 
 
-def print_table(title: str, results: list[Result]) -> None:
-    """Results as people read them, a group a network."""
-    from ..bench.report import columns, rows
-
+def print_table(title: str, results: Sequence[Result]) -> None:
+    """Print the summary of results, grouped by network."""
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in columns(results):
+    for column in summary_table(results)[0]:
         first = column == "method"
         table.add_column(column, justify="left" if first else "right", min_width=11 if first else None)
     for network in dict.fromkeys(result.network for result in results):
         table.add_row(f"[bold]{network}")
-        for method, *numbers in rows([result for result in results if result.network == network]):
+        for method, *numbers in summary_table([result for result in results if result.network == network])[1]:
             table.add_row(f"  {method}", *numbers)
         table.add_section()
     console.print(table)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from .cifar import CIFARC, clean_images
 from .decoded import DecodedSuite
+from .demo_digits import open_demo
 from .digits import load_digits
 from .folders import ImageFolder, Preprocess, Tensors
 from .imagenet import ImageNet, ImageNetC, ImageNetR
@@ -83,6 +84,7 @@ class _Entry(NamedTuple):
 
 SUITES: dict[str, _Entry] = {
     "digits": _Entry(_digits, "2,000 real handwritten digits, corrupted on the fly; needs no path"),
+    "demo": _Entry(open_demo, "demo:IMAGES,SEED, the stream of `acclimate demo`; demo:training, its source images"),
     "imagenet": _Entry(
         lambda path, preprocess: Corrupted("imagenet", ImageNet(path, preprocess).clean().images),
         "imagenet:FOLDER, ImageNet's validation images, corrupted on the fly",

@@ -21,9 +21,10 @@ from ..parts.multiscale import RATIOS, check_ratios, probabilities, resized, tea
 from ..parts.randomness import on_device
 from ..parts.teacher import Teacher
 
-__all__ = ["CoTTA"]
+__all__ = ["ON_CIFAR10", "CoTTA"]
 
-_ON_CIFAR10 = {"threshold": 0.92, "restoration": 0.01, "loss": "teacher"}  # its authors' settings
+ON_CIFAR10 = {"threshold": 0.92, "restoration": 0.01, "loss": "teacher"}
+"""Settings of CoTTA's authors for CIFAR-10."""
 
 
 class CoTTA(Adapter):
@@ -66,8 +67,8 @@ class CoTTA(Adapter):
             "restoration": 0.01,
             "statistics": "source",
         },
-        "cifar-resnet": {"optimizer": partial(Adam, lr=1e-3), **_ON_CIFAR10},
-        "cifar-vit": {"optimizer": partial(Adam, lr=1e-5), **_ON_CIFAR10},
+        "cifar-resnet": {"optimizer": partial(Adam, lr=1e-3), **ON_CIFAR10},
+        "cifar-vit": {"optimizer": partial(Adam, lr=1e-5), **ON_CIFAR10},
     }
 
     def __init__(

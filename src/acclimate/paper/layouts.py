@@ -1,22 +1,23 @@
-"""Results in the paper's forms: its tables, its curves, its maps."""
+"""Layouts of results: the paper's tables, curves and maps. Each takes measured cases and returns tables and figures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import product
-from statistics import mean, stdev
-from typing import Any
+from statistics import mean
+from typing import Any, TypeAlias
 
 import matplotlib as mpl
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..bench.evaluate import Result
 from ..bench.figures import COLOURS, STYLE, examples, reliability
-from ..bench.results import Stored
-from ..bench.tables import paper_table, with_paper
-from .recipe import Found, Shown
+from ..bench.result import Result
+from ..bench.tables import mean_and_deviation, paper_table
+from .published import with_paper
+from .reproduce import Case, Shown
 
 __all__ = [
     "boundaries",
@@ -32,174 +33,161 @@ __all__ = [
     "whole_table",
 ]
 
-Layout = Callable[[Sequence[Found]], Shown]
+Layout: TypeAlias = Callable[[Sequence[Case]], Shown]
+
+
+def _clean(result: Result) -> float | None:
+    """Return the score on clean images, averaged over the domains after which it was measured."""
+    scores = [domain.clean_accuracy for domain in result.domains]
+    return None if None in scores else 100 * mean(score for score in scores if score is not None)
+
 
 METRICS: dict[str, tuple[str, str, Callable[[Result], float | None]]] = {
     "accuracy": ("Acc.", ".1f", lambda r: 100 * r.accuracy),
     "ece": ("ECE", ".1f", lambda r: 100 * r.ece),
     "forwards": ("#Forwards", ",.0f", lambda r: r.forwards / len(r.domains)),
     "backwards": ("#Backwards", ",.0f", lambda r: r.backwards / len(r.domains)),
-    "clean": ("Clean acc.", ".1f", lambda r: _clean(r)),
-    "time": ("ms an image", ".2f", lambda r: 1e3 * r.seconds / sum(d.images or 0 for d in r.domains)),
+    "clean": ("Clean acc.", ".1f", _clean),
+    "time": ("ms per image", ".2f", lambda r: 1e3 * r.seconds / sum(d.images for d in r.domains)),
     "memory": ("Mem. (MB)", ",.0f", lambda r: r.gpu_memory),
 }
-"""What a column may show: its head, its format, its value."""
+"""Head, format and value of each metric that a column or panel can show."""
 
 
-def _clean(result: Result) -> float | None:
-    """On clean images after each domain, a mean."""
-    told = [domain.clean_accuracy for domain in result.domains]
-    return None if None in told else 100 * mean(value for value in told if value is not None)
-
-
-def whole_table(found: Sequence[Found]) -> Shown:
-    """Methods by domains, a table a network, the paper's rows beside where the setting is its own."""
-    networks: dict[str, list[Stored]] = {}
-    for each in found:
-        networks.setdefault(each.case.column, []).extend(each.stored)
-    shown = Shown()
-    for network, stored in networks.items():
-        header, rows = paper_table(stored)
-        shown.tables[network] = header, with_paper(rows, stored)
-    return shown
+def whole_table(cases: Sequence[Case]) -> Shown:
+    """Methods by domains, one table per network; with the paper's rows where the setting is the same."""
+    networks: dict[str, list[Result]] = {}
+    for case in cases:
+        networks.setdefault(case.column, []).extend(case.results)
+    tables = {}
+    for network, results in networks.items():
+        header, rows = paper_table(results)
+        tables[network] = header, with_paper(rows, results)
+    return tables, {}
 
 
 def grid(*metrics: str) -> Layout:
     """Rows by columns, each with some metrics."""
 
-    def show(found: Sequence[Found]) -> Shown:
-        rows, columns = (list(dict.fromkeys(getattr(f.case, name) for f in found)) for name in ("row", "column"))
+    def show(cases: Sequence[Case]) -> Shown:
+        rows, columns = _distinct(cases, "row"), _distinct(cases, "column")
         header = [""] + [f"{column} {METRICS[m][0]}".strip() for column in columns for m in metrics]
-        cells = {(f.case.row, f.case.column): [_cell(f.results, m) for m in metrics] for f in found}
+        cells = {(case.row, case.column): [_cell(case, m) for m in metrics] for case in cases}
         empty = ["–"] * len(metrics)
         table = [[row, *(cell for column in columns for cell in cells.get((row, column), empty))] for row in rows]
-        return Shown({"": (header, table)})
+        return {"": (header, table)}, {}
 
     return show
 
 
 def sweep(axis: str, *metrics: str, xscale: str = "linear") -> Layout:
-    """A number against another: a panel a metric and column, a line a row; and the numbers as a table."""
+    """Metrics against a number: one panel per metric and column, one line per row; and the numbers as a table."""
 
-    def show(found: Sequence[Found]) -> Shown:
-        columns = list(dict.fromkeys(f.case.column for f in found))
+    def show(cases: Sequence[Case]) -> Shown:
+        columns = _distinct(cases, "column")
         header = ["", axis, *(METRICS[m][0] for m in metrics)]
-        table = [
-            [
-                ", ".join(filter(None, (f.case.row, f.case.column))),
-                _number(f.case.x),
-                *(_cell(f.results, m) for m in metrics),
-            ]
-            for f in found
-        ]
-        with mpl.rc_context(STYLE):
-            figure = Figure(figsize=(4 * len(metrics), 3.2 * len(columns)), layout="constrained")
+        table = [[_label(case), f"{case.x:g}", *(_cell(case, m) for m in metrics)] for case in cases]
+        with _figure(4 * len(metrics), 3.2 * len(columns)) as figure:
             for place, (column, metric) in enumerate(product(columns, metrics)):
                 axes = figure.add_subplot(len(columns), len(metrics), place + 1)
-                own = [f for f in found if f.case.column == column]
-                for row in dict.fromkeys(f.case.row for f in own):
-                    points = [(f.case.x, _value(f.results, metric)) for f in own if f.case.row == row]
-                    _line(axes, row, [p for p in points if None not in p])
+                own = [case for case in cases if case.column == column]
+                for row in _distinct(own, "row"):
+                    points = [(case.x, _mean(case, metric)) for case in own if case.row == row]
+                    _line(axes, row, [point for point in points if None not in point])
                 axes.set(xlabel=axis, ylabel=METRICS[metric][0], title=column, xscale=xscale)
             axes.legend()
-        return Shown({"": (header, table)}, {"": figure})
+        return {"": (header, table)}, {"": figure}
 
     return show
 
 
 def by_domain(what: str) -> Layout:
-    """A number of each domain, a panel a column, a line a row: `forgetting` has clean accuracy too, dashed."""
+    """`backwards` or `forgetting` per domain: one panel per column, one line per row; clean accuracy is dashed."""
+    metrics = ("accuracy", "clean" if what == "forgetting" else "backwards")
 
-    def show(found: Sequence[Found]) -> Shown:
-        columns = list(dict.fromkeys(f.case.column for f in found))
+    def show(cases: Sequence[Case]) -> Shown:
+        columns = _distinct(cases, "column")
         down, across = -(-len(columns) // 2), min(2, len(columns))
-        with mpl.rc_context(STYLE):
-            figure = Figure(figsize=(6.2 * across, 1 + 2.2 * down), layout="constrained")
+        with _figure(6.2 * across, 1 + 2.2 * down) as figure:
             legend: dict[str, Any] = {}
             for place, column in enumerate(columns, 1):
                 axes = figure.add_subplot(down, across, place)
-                for each in (f for f in found if f.case.column == column):
-                    _domains(axes, each, what)
+                for case in (case for case in cases if case.column == column):
+                    _domains(axes, case, what)
                 axes.set_title(column)
                 axes.tick_params(labelbottom=place > len(columns) - across)
                 handles, labels = axes.get_legend_handles_labels()
                 legend |= zip(labels, handles, strict=True)
             figure.legend(legend.values(), legend.keys(), loc="outside upper center", ncols=6)
-        metrics = ("accuracy", "clean") if what == "forgetting" else ("accuracy", "backwards")
-        table = [[f.case.column, f.case.row, *(_cell(f.results, m) for m in metrics)] for f in found]
-        return Shown({"": (["", "", *(METRICS[m][0] for m in metrics)], table)}, {"": figure})
+        table = [[case.column, case.row, *(_cell(case, m) for m in metrics)] for case in cases]
+        return {"": (["", "", *(METRICS[m][0] for m in metrics)], table)}, {"": figure}
 
     return show
 
 
 def curves(axis: str, **panels: tuple[str, float]) -> Layout:
-    """What each case measured along something, a panel a name: its head, and a factor."""
+    """Measured lists along `axis`: one panel per name, with its head and a factor."""
 
-    def show(found: Sequence[Found]) -> Shown:
+    def show(cases: Sequence[Case]) -> Shown:
         table = []
-        with mpl.rc_context(STYLE):
-            figure = Figure(figsize=(8.4, 3.2), layout="constrained")
+        with _figure(8.4, 3.2) as figure:
             places = {name: figure.add_subplot(1, len(panels), place) for place, name in enumerate(panels, 1)}
-            for each in found:
-                told = _averaged(each.values)
+            for case in cases:
+                values = _averaged(case)
                 for name, (head, factor) in panels.items():
-                    line = [*zip(told["batches"], (factor * value for value in told[name]), strict=True)]
-                    _line(places[name], each.case.row, line)
+                    points = [*zip(values["batches"], (factor * value for value in values[name]), strict=True)]
+                    _line(places[name], case.row, points)
                     places[name].set(xlabel=axis, ylabel=head)
-                for place, batches in enumerate(told["batches"]):
-                    values = [f"{factor * told[name][place]:,.1f}" for name, (_, factor) in panels.items()]
-                    table.append([each.case.row, f"{batches:.0f}", *values])
+                for place, batches in enumerate(values["batches"]):
+                    cells = [f"{factor * values[name][place]:,.1f}" for name, (_, factor) in panels.items()]
+                    table.append([case.row, f"{batches:.0f}", *cells])
             [*places.values()][-1].legend()
-        return Shown({"": (["", axis, *(head for head, _ in panels.values())], table)}, {"": figure})
+        return {"": (["", axis, *(head for head, _ in panels.values())], table)}, {"": figure}
 
     return show
 
 
-def measured_grid(axis: str = "", **columns: tuple[str, str, float]) -> Layout:
-    """What cases measured, a row a case: columns by name, with a head, a format and a factor; a curve over `axis`."""
+def measured_grid(columns: Mapping[str, tuple[str, str, float]], axis: str = "") -> Layout:
+    """Measured numbers, one row per case, with head, format and factor; the first is also a curve over `axis`."""
 
-    def show(found: Sequence[Found]) -> Shown:
+    def show(cases: Sequence[Case]) -> Shown:
         header = ["", *([axis] if axis else []), *(head for head, _, _ in columns.values())]
-        table = [
-            [
-                f.case.row,
-                *([_number(f.case.x)] if axis else []),
-                *(_told(f, name, *columns[name][1:]) for name in columns),
+        table = []
+        for case in cases:
+            cells = [
+                mean_and_deviation([_times(m[name], factor) for m in _measured(case)], form)
+                for name, (_, form, factor) in columns.items()
             ]
-            for f in found
-        ]
-        shown = Shown({"": (header, table)})
-        if axis:
-            with mpl.rc_context(STYLE):
-                figure = Figure(figsize=(5, 3.4), layout="constrained")
-                axes = figure.add_subplot()
-                name, (head, _, factor) = next(iter(columns.items()))
-                for row in dict.fromkeys(f.case.row for f in found):
-                    own = [f for f in found if f.case.row == row]
-                    _line(axes, row, [(f.case.x, factor * mean(m[name] for m in f.values)) for f in own])
-                axes.set(xlabel=axis, ylabel=head)
-                axes.legend()
-            shown.figures[""] = figure
-        return shown
+            table.append([case.row, *([f"{case.x:g}"] if axis else []), *cells])
+        if not axis:
+            return {"": (header, table)}, {}
+        name, (head, _, factor) = next(iter(columns.items()))
+        with _figure(5, 3.4) as figure:
+            axes = figure.add_subplot()
+            for row in _distinct(cases, "row"):
+                own = [case for case in cases if case.row == row]
+                _line(axes, row, [(case.x, factor * mean(m[name] for m in _measured(case))) for case in own])
+            axes.set(xlabel=axis, ylabel=head)
+            axes.legend()
+        return {"": (header, table)}, {"": figure}
 
     return show
 
 
 def heat_maps(axis: str) -> Layout:
-    """A map a row: accuracy by a number on the x axis and by columns."""
+    """Measured accuracy by x and column: one map per row."""
 
-    def show(found: Sequence[Found]) -> Shown:
-        rows, columns = (list(dict.fromkeys(getattr(f.case, name) for f in found)) for name in ("row", "column"))
-        xs = sorted({f.case.x for f in found if f.case.x is not None})
-        value = {(f.case.row, f.case.column, f.case.x): 100 * mean(m["accuracy"] for m in f.values) for f in found}
+    def show(cases: Sequence[Case]) -> Shown:
+        rows, columns = _distinct(cases, "row"), _distinct(cases, "column")
+        xs = sorted({case.x for case in cases if case.x is not None})
+        value = {(c.row, c.column, c.x): 100 * mean(m["accuracy"] for m in _measured(c)) for c in cases}
         table = [
             [row, column, *(f"{value[row, column, x]:.1f}" if (row, column, x) in value else "–" for x in xs)]
             for row in rows
             for column in columns
             if any((row, column, x) in value for x in xs)
         ]
-        with mpl.rc_context(STYLE | {"axes.grid": False}):
-            figure = Figure(figsize=(4.6 * len(rows), 0.9 + 0.5 * len(columns)), layout="constrained")
+        with _figure(4.6 * len(rows), 0.9 + 0.5 * len(columns), grid=False) as figure:
             for place, row in enumerate(rows):
                 axes = figure.add_subplot(1, len(rows), place + 1)
                 own = sorted({x for r, _, x in value if r == row and x is not None})
@@ -212,84 +200,78 @@ def heat_maps(axis: str) -> Layout:
                 axes.set_xticks(range(len(own)), [f"{x:g}" for x in own])
                 axes.set_yticks(range(len(columns)), columns)
                 axes.set(title=row, xlabel=axis)
-        return Shown({"": (["", "", *(f"{axis} {x:g}" for x in xs)], table)}, {"": figure})
+        return {"": (["", "", *(f"{axis} {x:g}" for x in xs)], table)}, {"": figure}
 
     return show
 
 
-def indicators(found: Sequence[Found]) -> Shown:
+def indicators(cases: Sequence[Case]) -> Shown:
     """The table of the data-uncertainty indicator."""
-    told = _averaged(found[0].values)
-    header = ["", *("Source" if b == 0 else f"after {b:.0f} batches" for b in told["batches"])]
+    values = _averaged(cases[0])
+    header = ["", *("Source" if b == 0 else f"after {b:.0f} batches" for b in values["batches"])]
     rows = [
-        ["Sub-network acc. (%)", *(f"{100 * v:.1f}" for v in told["accuracy"])],
-        ["#Uncertain", *(f"{v:,.0f}" for v in told["uncertain"])],
-        ["Indicator acc. (%)", *(f"{100 * v:.1f}" for v in told["right"])],
+        ["Sub-network acc. (%)", *(f"{100 * v:.1f}" for v in values["accuracy"])],
+        ["#Uncertain", *(f"{v:,.0f}" for v in values["uncertain"])],
+        ["Indicator acc. (%)", *(f"{100 * v:.1f}" for v in values["right"])],
     ]
-    return Shown({"": (header, rows)})
+    return {"": (header, rows)}, {}
 
 
-def _averaged(measured: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
-    """Lists of numbers, averaged over seeds."""
-    return {name: [mean(values) for values in zip(*(m[name] for m in measured), strict=True)] for name in measured[0]}
+def calibration(cases: Sequence[Case]) -> Shown:
+    """Accuracy and ECE, and reliability diagrams side by side."""
+    tables, _ = grid("accuracy", "ece")(cases)
+    return tables, {"": reliability([case.results[0] for case in cases])}
 
 
-def calibration(found: Sequence[Found]) -> Shown:
-    """Reliability diagrams, side by side."""
-    shown = grid("accuracy", "ece")(found)
-    shown.figures[""] = reliability([f.results[0] for f in found])
-    return shown
-
-
-def pictures(found: Sequence[Found]) -> Shown:
+def pictures(cases: Sequence[Case]) -> Shown:
     """Images that were selected, and images that were not."""
-    told = found[0].values[0]
-    rows = [(name, torch.tensor(few["images"]) / 255) for name, few in told.items() if few["images"]]
+    values = _measured(cases[0])[0]
+    rows = [(name, torch.tensor(few["images"]) / 255) for name, few in values.items() if few["images"]]
     most = max(len(images) for _, images in rows)
     padded = [
         (name, torch.cat([images, images.new_ones(most - len(images), *images.shape[1:])])) for name, images in rows
     ]
-    table = [[name, *(f"{c:.2f}" for c in few["confidence"])] for name, few in told.items()]
+    table = [[name, *(f"{c:.2f}" for c in few["confidence"])] for name, few in values.items()]
     header = ["confidence", *(str(i + 1) for i in range(most))]
-    return Shown({"": (header, [row + [""] * (len(header) - len(row)) for row in table])}, {"": examples(padded)})
+    return {"": (header, [row + [""] * (len(header) - len(row)) for row in table])}, {"": examples(padded)}
 
 
-def boundaries(found: Sequence[Found]) -> Shown:
-    """The plane: both classes, the network's boundary, and how many sub-networks disagree with it."""
-    told = found[0].values[0]
-    points, classes = torch.tensor(told["points"]), torch.tensor(told["classes"])
-    with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure = Figure(figsize=(5.4, 3.6), layout="constrained")
+def boundaries(cases: Sequence[Case]) -> Shown:
+    """The plane: both classes, the network's boundary, and the share of sub-networks that disagree with it."""
+    values = _measured(cases[0])[0]
+    points, classes, share = (torch.tensor(values[name]) for name in ("points", "classes", "disagreement"))
+    with _figure(5.4, 3.6, grid=False) as figure:
         axes = figure.add_subplot()
-        x, y = told["axes"]
-        share = torch.tensor(told["disagreement"]).T.tolist()
-        map_ = axes.contourf(x, y, share, levels=10, cmap="Oranges")
-        axes.contour(x, y, torch.tensor(told["full"]).T.tolist(), levels=[0.5], colors="#222222")
+        x, y = values["axes"]
+        filled = axes.contourf(x, y, share.T.tolist(), levels=10, cmap="Oranges")
+        axes.contour(x, y, torch.tensor(values["full"]).T.tolist(), levels=[0.5], colors="#222222")
         for label, colour in ((0, "#4c78a8"), (1, "#54a24b")):
             across, up = points[classes == label].T.tolist()
             axes.scatter(across, up, s=8, color=colour)
-        figure.colorbar(map_, label="sub-networks that disagree")
-    share_there = torch.tensor(told["disagreement"]).flatten()
-    rows = [["disagree somewhere", f"{100 * float((share_there > 0).float().mean()):.0f} % of the plane"]]
-    return Shown({"": (["sub-networks", ""], rows)}, {"": figure})
+        figure.colorbar(filled, label="sub-networks that disagree")
+    rows = [["disagree somewhere", f"{100 * float((share > 0).float().mean()):.0f} % of the plane"]]
+    return {"": (["sub-networks", ""], rows)}, {"": figure}
 
 
-def _domains(axes: Axes, found: Found, what: str) -> None:
-    results, colour = found.results, COLOURS.get(found.results[0].method, "#222222")
+@contextmanager
+def _figure(width: float, height: float, *, grid: bool = True) -> Iterator[Figure]:
+    with mpl.rc_context(STYLE | ({} if grid else {"axes.grid": False})):
+        yield Figure(figsize=(width, height), layout="constrained")
+
+
+def _domains(axes: Axes, case: Case, what: str) -> None:
+    results, colour = case.results, COLOURS.get(case.results[0].method, "#222222")
     names = [domain.name.replace("_", " ") for domain in results[0].domains]
-    key = "backwards" if what == "backwards" else "accuracy"
-    factor = 1 if what == "backwards" else 100
+    key, factor, label = ("backwards", 1, "#Backwards") if what == "backwards" else ("accuracy", 100, "accuracy (%)")
 
     def values(name: str) -> list[float]:
         return [factor * mean(getattr(r.domains[i], name) or 0 for r in results) for i in range(len(names))]
 
-    axes.plot(range(len(names)), values(key), "o-", ms=3, color=colour, label=found.case.row)
+    axes.plot(range(len(names)), values(key), "o-", ms=3, color=colour, label=case.row)
     if what == "forgetting" and results[0].domains[0].clean_accuracy is not None:
-        axes.plot(
-            range(len(names)), values("clean_accuracy"), "s--", ms=3, color=colour, label=f"{found.case.row}, clean"
-        )
+        axes.plot(range(len(names)), values("clean_accuracy"), "s--", ms=3, color=colour, label=f"{case.row}, clean")
     axes.set_xticks(range(len(names)), names, rotation=50, ha="right", fontsize=7)
-    axes.set_ylabel("#Backwards" if what == "backwards" else "accuracy (%)")
+    axes.set_ylabel(label)
 
 
 def _line(axes: Axes, label: str, points: Sequence[Any]) -> None:
@@ -298,26 +280,33 @@ def _line(axes: Axes, label: str, points: Sequence[Any]) -> None:
         axes.plot(*zip(*points, strict=True), "o-", ms=4, color=COLOURS.get(method), label=label)
 
 
-def _value(results: Sequence[Result], metric: str) -> float | None:
-    values = [METRICS[metric][2](result) for result in results]
+def _distinct(cases: Sequence[Case], name: str) -> list[str]:
+    return list(dict.fromkeys(getattr(case, name) for case in cases))
+
+
+def _label(case: Case) -> str:
+    return ", ".join(filter(None, (case.row, case.column)))
+
+
+def _mean(case: Case, metric: str) -> float | None:
+    values = [METRICS[metric][2](result) for result in case.results]
     return None if None in values or not values else mean(value for value in values if value is not None)
 
 
-def _cell(results: Sequence[Result], metric: str) -> str:
-    value, form = _value(results, metric), METRICS[metric][1]
-    if value is None:
-        return "–"
-    spread = [METRICS[metric][2](result) or 0.0 for result in results]
-    return f"{value:{form}}" + (f" ± {stdev(spread):{form}}" if len(spread) > 1 else "")
+def _cell(case: Case, metric: str) -> str:
+    _, form, value = METRICS[metric]
+    return mean_and_deviation([value(result) for result in case.results], form)
 
 
-def _told(found: Found, name: str, form: str, factor: float) -> str:
-    values = [m[name] for m in found.values]
-    if any(value is None for value in values):
-        return "–"
-    spread = f" ± {stdev([factor * v for v in values]):{form}}" if len(values) > 1 else ""
-    return f"{factor * mean(values):{form}}{spread}"
+def _measured(case: Case) -> list[dict[str, Any]]:
+    return [result.measured for result in case.results if result.measured is not None]
 
 
-def _number(x: float | None) -> str:
-    return "" if x is None else f"{x:g}"
+def _averaged(case: Case) -> dict[str, list[float]]:
+    """Average measured lists over seeds."""
+    every = _measured(case)
+    return {name: [mean(values) for values in zip(*(v[name] for v in every), strict=True)] for name in every[0]}
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else factor * value

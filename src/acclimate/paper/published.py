@@ -1,4 +1,4 @@
-"""The paper's own numbers, to stand beside ours where the setting is the same."""
+"""The paper's own numbers, to show beside ours where the setting is the same."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["PaperRow", "legend", "paper_notes", "paper_rows", "paper_table_of", "rows_for"]
+from ..bench.result import Result
 
+__all__ = ["PaperRow", "legend", "paper_notes", "paper_rows", "paper_table_of", "rows_for", "with_paper"]
 
 _NETWORKS = {
     "resnet50": "resnet50",
@@ -18,6 +19,7 @@ _NETWORKS = {
     "vit_b_16": "vit-base",
     "segformer-b5": "segformer-b5",
 }
+"""The paper's networks by a part of the names that plans have for them."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class PaperRow:
     note: str
     """`†` or `*` where the paper ran it under another scenario: see `paper_notes`."""
     accuracy: Sequence[float]
-    """Of each domain; on ACDC mIoU in the first, fourth, seventh and tenth round, where `average` is over all ten."""
+    """Per domain; on ACDC mIoU in rounds 1, 4, 7 and 10, while `average` is over all ten."""
     ece: Sequence[float]
     average: Sequence[float]
     forwards: int | None
@@ -46,37 +48,39 @@ def _content() -> dict[str, Any]:
 
 
 def paper_rows() -> list[PaperRow]:
-    """Every line: ImageNet-C at severity 5, lifelong and single-domain, and ImageNet-R, of ResNet-50 and ViT-Base;
-    ten rounds of ACDC, of SegFormer-B5 (from the main table: the supplement's repeats Tent's numbers under CoTTA)."""
+    """Return every line: ImageNet-C at severity 5, lifelong and single-domain, ImageNet-R, and ten rounds of ACDC.
+
+    ACDC is from the main table: the supplement repeats Tent's numbers under CoTTA.
+    """
     return [PaperRow(**row) for row in _content()["rows"]]
 
 
 def paper_notes() -> dict[str, str]:
-    """What the marks mean."""
+    """Return the meaning of each mark."""
     notes: dict[str, str] = _content()["notes"]
     return notes
 
 
 def legend(cells: Iterable[str]) -> str:
-    """What the marks that cells end with mean, as a line of Markdown, where a star alone would begin a list."""
+    """Explain the marks at the end of cells in a line of Markdown; stars are escaped, a leading one starts a list."""
     ends = {cell.rstrip(")")[-1:] for cell in cells}
-    told = [f"{mark} {note}".replace("*", "\\*") for mark, note in paper_notes().items() if mark in ends]
-    return f"{'; '.join(told)}." if told else ""
+    notes = [f"{mark} {note}".replace("*", "\\*") for mark, note in paper_notes().items() if mark in ends]
+    return f"{'; '.join(notes)}." if notes else ""
 
 
 def paper_table_of(recipe: str) -> tuple[list[str], list[list[str]]] | None:
-    """The paper's own table for a recipe whose rows are not methods by domains."""
+    """Return the paper's table for a recipe whose rows are not methods by domains."""
     found = _content()["tables"].get(recipe)
     return None if found is None else (found["header"], found["rows"])
 
 
-def rows_for(content: dict[str, Any]) -> list[PaperRow]:
-    """The lines whose setting a stored result has: data, scenario, severity, all images, and the network."""
-    protocol, model = content["protocol"], content["model"].lower()
-    network = next((known for part, known in _NETWORKS.items() if part in model), "")
-    data = protocol["data"].partition(":")[0]
+def rows_for(result: Result) -> list[PaperRow]:
+    """Return the lines with a result's setting: data, scenario, severity, all images, and network."""
+    protocol, model = result.protocol, result.model.lower()
     if protocol["images"] is not None or protocol["shifts"] is not None or protocol.get("rounds") not in (None, 10):
         return []
+    network = next((known for part, known in _NETWORKS.items() if part in model), "")
+    data = protocol["data"].partition(":")[0]
     return [
         row
         for row in paper_rows()
@@ -84,3 +88,21 @@ def rows_for(content: dict[str, Any]) -> list[PaperRow]:
         and row.severity in (None, protocol["severity"])
         and (row.scenario == protocol["scenario"] or row.data == "imagenet-r")
     ]
+
+
+def with_paper(rows: Sequence[list[str]], results: Sequence[Result]) -> list[list[str]]:
+    """Insert the paper's rows, marked as such, after each method's rows, where the results have a setting of its."""
+    known = {row.method: row for row in rows_for(results[0])}
+    out: list[list[str]] = []
+    method = score = ""
+    for row in rows:
+        method, score = row[0] or method, score if row[1] == "ECE" else row[1]
+        out.append(list(row))
+        line = known.get(method)
+        if row[1] == "ECE" and line is not None:
+            passes = ["" if n is None else f"{n:,}" for n in (line.forwards, line.backwards)]
+            accuracy = [*(f"{v:.1f}" for v in line.accuracy), f"{line.average[0]:.2f}"]
+            out.append([f"{method} (paper{line.note})", score, *accuracy, *passes])
+            if line.ece:
+                out.append(["", "ECE", *(f"{v:.1f}" for v in line.ece), f"{line.average[1]:.2f}", "", ""])
+    return out

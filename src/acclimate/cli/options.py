@@ -1,0 +1,82 @@
+"""Command-line options derived from the fields of `Plan`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, fields
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+
+from ..bench.plan import Plan, read_overrides
+from .terminal import one_line_errors
+
+Command = Callable[..., None]
+
+
+def plan_options(
+    *names: str, about: Mapping[str, str] | None = None, defaults: bool = True
+) -> Callable[[Command], Command]:
+    """Give a command the options of these fields of a plan, or of all; its first parameter receives those given.
+
+    Args:
+        names: the fields.
+        about: help that replaces a field's own.
+        defaults: show the plan's defaults in `--help`.
+    """
+    chosen = {f.metadata["name"] or f.name: f for f in fields(Plan) if not names or f.name in names}
+    hints = get_type_hints(Plan)
+    derived = [
+        inspect.Parameter(
+            option,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[_type(hints[f.name]) | None, _option(f, (about or {}).get(f.name), defaults)],
+        )
+        for option, f in chosen.items()
+    ]
+
+    def decorate(command: Command) -> Command:
+        own = [*inspect.signature(command, eval_str=True).parameters.values()][1:]
+
+        @functools.wraps(command)
+        def parsed(**values: Any) -> None:
+            given = {f.name: values.pop(option) for option, f in chosen.items()}
+            with one_line_errors("cannot run"):
+                content = {name: _value(name, value) for name, value in given.items() if value not in (None, [])}
+            command(content, **values)
+
+        every = [*derived, *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own)]
+        parsed.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        parsed.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
+        return parsed
+
+    return decorate
+
+
+def _option(field: Field[Any], about: str | None, defaults: bool) -> Any:
+    described = field.metadata
+    choices = f" One of {', '.join(described['choices'])}." if described["choices"] and field.name != "methods" else ""
+    default = described["usual"] or (str(field.default) if isinstance(field.default, (str, int)) else False)
+    return typer.Option(
+        f"--{(described['name'] or field.name).replace('_', '-')}",
+        min=described["least"],
+        max=described["most"],
+        help=(about or described["help"]) + choices,
+        show_default=default if defaults else False,
+    )
+
+
+def _type(hint: Any) -> Any:
+    """The type of an option: a list for a sequence, and for a mapping, which is given as assignments."""
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType] if NoneType in get_args(hint) else [hint]
+    if get_origin(kinds[0]) is Sequence:
+        return list[get_args(kinds[0])[0]]  # type: ignore[misc]
+    return list[str] if get_origin(kinds[0]) is Mapping else kinds[0]
+
+
+def _value(name: str, value: Any) -> Any:
+    return read_overrides(value) if name == "overrides" else tuple(value) if isinstance(value, list) else value
