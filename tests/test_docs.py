@@ -13,8 +13,7 @@ from acclimate.bench.networks import load_network
 from acclimate.bench.own_networks import digits_resnet
 from acclimate.bench.result_folder import read_results
 from acclimate.data.digits import load_digits
-from acclimate.methods.presets import hyper_parameters
-from acclimate.paper.recipes import RECIPES
+from acclimate.paper.recipes import RECIPES, preset
 from acclimate.paper.reproduce import Numbers
 from benchmarks import docs_tables, loading, methods
 
@@ -111,12 +110,13 @@ def test_every_method_was_compared_with_three_seeds(name: str) -> None:
 
 def test_committed_results_have_the_settings_of_the_presets() -> None:
     """A changed preset must not leave results behind that its command no longer reproduces."""
+    names = {method.__name__: name for name, method in METHODS.items()}
     checked = set()
     for file in RECIPE_FILES:
         for case in Numbers.read(file).cases:
             (own,) = case.plan.overrides.values() or [{}]  # at most one method has overrides
             for result in case.results:
-                usual = hyper_parameters(result.method, case.plan.preset or "")
+                usual = preset(names[result.method], case.plan.preset or "")
                 if "optimizer" in usual:
                     usual["lr"] = usual.pop("optimizer").keywords["lr"]
                 given = usual | own

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from ..bench.plan import Plan, PlanError
 from ..methods import METHODS
-from ..methods.presets import hyper_parameters
 from . import studies
 from .layouts import (
     boundaries,
@@ -91,9 +90,18 @@ def few(scale: Scale, method: str) -> int | None:
 
 def rate(scale: Scale, network: Kind, method: str, times: float) -> float:
     """Return a multiple of the learning rate that a method has at a scale."""
-    preset = hyper_parameters(title(method), scale.presets[network])
-    usual = scale.settings.get(network, {}).get(method, {}).get("lr", preset["lr"])
+    usual = scale.settings.get(network, {}).get(method, {}).get("lr", preset(method, scale.presets[network])["lr"])
     return float(f"{times * usual:.3g}")
+
+
+def preset(method: str, network: str) -> dict[str, Any]:
+    """Return a method's arguments in a preset."""
+    presets = getattr(METHODS[method], "presets", None)
+    if presets is None:  # fallback, until presets are in the method files
+        from ..methods.presets import hyper_parameters
+
+        return hyper_parameters(title(method), network)
+    return dict(presets[network])
 
 
 # Cases: functions of a scale

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,6 @@ from ..bench.metrics import Scores
 from ..bench.own_networks import DropPath
 from ..bench.stream import SampledDomain
 from ..core.adapter import Adapter
-from ..core.record import Step
 from ..functional import entropy
 from ..methods import EATAC
 from ..parts.subnetwork import subnetwork
@@ -225,21 +225,30 @@ def _scored(scores: Scores) -> dict[str, float]:
 
 
 @torch.no_grad()
-def _predict_only(adapter: Adapter, x: Tensor) -> Tensor:  # fallback: Adapter.predict_only(x) replaces it
-    before, adapter.step = adapter.step, Step(len(x))
-    try:
+def _predict_only(adapter: Adapter, x: Tensor) -> Tensor:
+    if predict := getattr(adapter, "predict_only", None):
+        return cast(Tensor, predict(x))
+    with _aside(adapter, x):  # fallback, until Adapter.predict_only is merged
         return adapter.infer(x)
-    finally:
-        adapter.step = before
 
 
 @torch.no_grad()
-def _opinions(adapter: EATAC, x: Tensor) -> tuple[Tensor, Tensor]:  # fallback: EATAC.opinions(x) replaces it
-    before, adapter.step = adapter.step, Step(len(x))
-    try:
+def _opinions(adapter: EATAC, x: Tensor) -> tuple[Tensor, Tensor]:
+    if opinions := getattr(adapter, "opinions", None):
+        return cast("tuple[Tensor, Tensor]", opinions(x))
+    with _aside(adapter, x):  # fallback, until EATAC.opinions is merged
         batch = adapter.predict(x)
         with adapter.subnetwork():
             return batch.logits, batch.rows()
+
+
+@contextmanager
+def _aside(adapter: Adapter, x: Tensor) -> Iterator[None]:  # part of the fallback
+    from ..core.record import Step
+
+    before, adapter.step = adapter.step, Step(len(x))
+    try:
+        yield
     finally:
         adapter.step = before
 
