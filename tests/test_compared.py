@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from acclimate import DAT, ETA, MEMO, ROID, SAR, TEA, Adapter, CoTTA, RDumb
 from acclimate.functional import entropy, free_energy, marginal_entropy, soft_likelihood_ratio, symmetric_cross_entropy
-from acclimate.parts.image_buffer import Replay
+from acclimate.parts.image_buffer import ImageBuffer
 
 CLASSIFIERS = ["bn", "ln", "gn"]
 LR = 5e-3
@@ -341,12 +341,12 @@ def test_tea(family: str) -> None:
 
 
 def test_replay_takes_up_memory_as_it_is_used() -> None:
-    replay, generator = Replay(1000, torch.float16), Generator().manual_seed(0)
+    replay, generator = ImageBuffer(1000, torch.float16), Generator().manual_seed(0)
     like = torch.zeros(50, 3, 8, 8)
     assert replay.nbytes == 0
     sizes = []
     for _ in range(40):
-        drawn, places = replay.draw(like, 0.0, generator)
+        drawn, places = replay.sample(like, 0.0, generator)
         assert drawn.shape == like.shape
         assert drawn.abs().max() <= 1
         replay.write(drawn, places)
@@ -359,15 +359,15 @@ def test_replay_takes_up_memory_as_it_is_used() -> None:
 
 
 def test_replay_gives_back_what_was_written() -> None:
-    replay, generator = Replay(4, torch.float32), Generator().manual_seed(0)
+    replay, generator = ImageBuffer(4, torch.float32), Generator().manual_seed(0)
     like = torch.zeros(64, 1, 2, 2)
-    _, places = replay.draw(like, 0.0, generator)
+    _, places = replay.sample(like, 0.0, generator)
     replay.write(torch.arange(64.0).view(64, 1, 1, 1).expand(64, 1, 2, 2), places)
     assert set(places) == {0, 1, 2, 3}
     later = {place: float(row) for row, place in enumerate(places)}
-    drawn, again = replay.draw(like, 0.0, generator)
+    drawn, again = replay.sample(like, 0.0, generator)
     assert [float(image.mean()) for image in drawn] == [later[place] for place in again]
-    anew, _ = replay.draw(like, 1.0, generator)
+    anew, _ = replay.sample(like, 1.0, generator)
     assert anew.abs().max() <= 1
     replay.write(torch.full((1, 1, 2, 2), 1e39, dtype=torch.float64), [0])
     assert replay[0].isfinite().all()

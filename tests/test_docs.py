@@ -13,7 +13,7 @@ from acclimate.bench.networks import load_network
 from acclimate.bench.own_networks import digits_resnet
 from acclimate.bench.result_folder import read_results
 from acclimate.data.digits import load_digits
-from acclimate.paper.recipes import RECIPES, preset
+from acclimate.paper.recipes import RECIPES
 from acclimate.paper.reproduce import Numbers
 from benchmarks import docs_tables, loading, methods
 
@@ -116,7 +116,7 @@ def test_committed_results_have_the_settings_of_the_presets() -> None:
         for case in Numbers.read(file).cases:
             (own,) = case.plan.overrides.values() or [{}]  # at most one method has overrides
             for result in case.results:
-                usual = preset(names[result.method], case.plan.preset or "")
+                usual = dict(METHODS[names[result.method]].presets[case.plan.preset or ""])
                 if "optimizer" in usual:
                     usual["lr"] = usual.pop("optimizer").keywords["lr"]
                 given = usual | own

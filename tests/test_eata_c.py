@@ -14,10 +14,11 @@ from networks import images, make, stream
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import acclimate
 from acclimate import EATA, EATAC, ETA, ETAC, ROID, TEA, CoTTA, Everything, Scaled, Tent, functional
 from acclimate.bench.networks import Loaded
 from acclimate.bench.own_networks import SmallViT
-from acclimate.methods.presets import FEW, hyper_parameters
+from acclimate.core.options import FEW_CLASSES
 
 BRANCHES = {"bn": "blocks.*.norm2", "gn": "blocks.*.norm2", "ln": ["blocks.*.attention", "blocks.*.mlp"]}
 BATCHES = [x.double() for x in stream(6, size=12)]
@@ -253,11 +254,11 @@ PAPER = {
 
 @pytest.mark.parametrize(("method", "network"), PAPER)
 def test_presets_are_the_papers_numbers(method: str, network: str) -> None:
-    settings = hyper_parameters(method, network)
+    settings = getattr(acclimate, method).presets[network]
     assert {key: settings[key] for key in PAPER[method, network]} == PAPER[method, network]
 
 
-FEW_CLASSES = {
+TEN_CLASSES = {
     ("EATA", "cifar-resnet"): {"lr": 5e-3, "beta": 100.0, "epsilon": 0.4},
     ("EATA", "cifar-vit"): {"lr": 2.5e-3, "beta": 800.0, "epsilon": 0.4},
     ("EATAC", "cifar-resnet"): {"lr": 0.05, "beta": 50.0, "margin": 0.5},
@@ -269,15 +270,15 @@ FEW_CLASSES = {
 }
 
 
-@pytest.mark.parametrize(("method", "network"), FEW_CLASSES)
+@pytest.mark.parametrize(("method", "network"), TEN_CLASSES)
 def test_presets_for_few_classes(method: str, network: str) -> None:
-    settings = hyper_parameters(method, network)
-    assert {key: settings[key] for key in FEW_CLASSES[method, network]} == FEW_CLASSES[method, network]
+    settings = getattr(acclimate, method).presets[network]
+    assert {key: settings[key] for key in TEN_CLASSES[method, network]} == TEN_CLASSES[method, network]
 
 
-@pytest.mark.parametrize(("paper", "few"), FEW.items())
+@pytest.mark.parametrize(("paper", "few"), FEW_CLASSES.items())
 def test_with_few_classes_a_step_of_eata_pulls_as_much_towards_the_source(paper: str, few: str) -> None:
-    usual, ours = hyper_parameters("EATA", paper), hyper_parameters("EATA", few)
+    usual, ours = EATA.presets[paper], EATA.presets[few]
     assert ours["lr"] * ours["beta"] == pytest.approx(usual["lr"] * usual["beta"])
     rates = {"cifar-resnet": (1e-3, 1e-3, 1e-3), "cifar-vit": (1e-5, 1e-3, 1e-4)}[few]
     for method, rate in zip((CoTTA, ROID, TEA), rates, strict=True):
@@ -313,7 +314,7 @@ def test_presets() -> None:
     assert repr(segformer.select) == "Everything()"
     assert segformer(stream()[0]).isfinite().all()
     chosen = ETAC.preset("segformer-b5", make("seg"), branches=BRANCHES["bn"], margin=0.3)
-    assert repr(chosen.select) == "Reliable(0.3, weighted=False) * NonRedundant(Scaled(0.07))"
+    assert repr(chosen.select) == "Reliable(0.3, weighted=False)"
     assert repr(EATA.preset("segformer-b5", make("seg"), source=stream(1)).select) == "Reliable(0.1)"
     assert ETA.preset("vit-base", net).optimizer.param_groups[0]["lr"] == 1e-3
     adam = Tent.preset("vit-base", net, optimizer=torch.optim.Adam)

@@ -40,10 +40,10 @@ def without_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything but Inductor's C++: graphs are traced, split and gathered for as ever, and run as they are."""
     from functorch.compile import make_boxed_func
 
-    from acclimate.engine import compiled, selective
+    from acclimate.engine import selective, tracing
 
     backend = partial(selective.inductor, inner=lambda graph, _, **__: make_boxed_func(graph.forward))
-    monkeypatch.setattr(compiled, "BACKEND", backend)
+    monkeypatch.setattr(tracing, "BACKEND", backend)
     monkeypatch.setattr(selective, "compile_fx_inner", lambda graph, _, **__: make_boxed_func(graph.forward))
 
 
@@ -170,7 +170,7 @@ def test_detached_statistics_untie_the_rows(family: str) -> None:
 
 @pytest.mark.usefixtures("without_code")
 def test_sparse_where_batchnorm_ties_the_rows_is_dense_and_says_so() -> None:
-    with pytest.warns(UserWarning, match="detach_statistics=True unties them"):
+    with pytest.warns(UserWarning, match="detach_statistics=True"):
         ours = ETA(make("bn").double(), strategy="sparse", lr=LR)
     agree(ours, ETA(make("bn").double(), lr=LR), batches())
 
@@ -230,7 +230,7 @@ class FixesItsBatch(nn.Module):
 @pytest.mark.usefixtures("without_code")
 def test_what_cannot_be_compiled_runs_eagerly_with_one_warning() -> None:
     ours = ETA(AsksItsData(), engine="auto", lr=LR)
-    with pytest.warns(UserWarning, match="cannot compile AsksItsData|does not fit AsksItsData") as told:
+    with pytest.warns(UserWarning, match="AsksItsData") as told:
         agree(ours, ETA(AsksItsData(), lr=LR), stream(), rtol=1e-5)
     assert len(told) == 1
 
@@ -412,8 +412,8 @@ def test_recorded_steps_do_what_plain_ones_do(name: str, family: str, compiled: 
     ours = adapter_of(name, family, "cuda", engine=Engine(compiled=compiled, graphs=True))
     loose = compiled and name == "bn-adapt"  # Triton has its constant, the weight of the batch, in single precision
     agree(ours, adapter_of(name, family, "cuda"), xs, rtol=1e-5 if loose else RTOL)
-    assert ours.graphs.recorded > 0
-    assert not ours.graphs.off
+    assert ours.recorder.steps > 0
+    assert not ours.recorder.off
 
 
 @pytest.mark.gpu
@@ -432,8 +432,8 @@ def test_recorded_pieces_do_what_plain_ones_do(name: str, family: str, compiled:
         adapter.reset()
         adapter.optimizer.param_groups[0]["lr"] = 2 * LR
     agree(ours, theirs, xs[:4], rtol)
-    assert len(ours.piece) > 0
-    assert not ours.piece.off
+    assert ours.recorder.functions > 0
+    assert not ours.recorder.off
 
 
 @pytest.mark.gpu
@@ -442,7 +442,7 @@ def test_an_episode_of_adam_is_recorded() -> None:
     adam = {"lr": None, "optimizer": partial(torch.optim.AdamW, lr=LR)}
     ours, theirs = (adapter_of("memo", "ln", "cuda", engine=Engine(graphs=g), **adam) for g in (True, False))
     agree(ours, theirs, xs, rtol=1e-4)  # 1 − β₂ in single precision, as the device has it, is 1e-5 off
-    assert len(ours.piece) > 0
+    assert ours.recorder.functions > 0
 
 
 @pytest.mark.gpu
@@ -463,7 +463,7 @@ def test_a_recorded_step_that_keeps_nothing_changes_nothing(name: str, family: s
         adapter(flat)
         assert not adapter.last.updated
         assert int(adapter.last.backwards) == 0
-    assert adapter.graphs.recorded > 0
+    assert adapter.recorder.steps > 0
     assert all(torch.equal(p, b) for p, b in zip(adapter.adapted, before, strict=True))
     after = [s["momentum_buffer"] for s in adapter.optimizer.state.values()]
     assert all(torch.equal(a, b) for a, b in zip(after, momentum, strict=True))
@@ -519,9 +519,9 @@ def test_snapshots_and_resets_of_recorded_steps(name: str, family: str) -> None:
     again = [*(adapter(x) for x in xs), *again]
     for a, b in zip([*first, *later], again, strict=True):  # not bitwise: cuDNN's backward need not repeat itself
         torch.testing.assert_close(a, b, rtol=RTOL, atol=1e-9)
-    recorded = adapter.graphs._steps.copy()
+    recorded = adapter.recorder.cache._entries.copy()
     adapter(xs[0])
-    assert adapter.graphs._steps == recorded, "a restore must not force another recording"
+    assert adapter.recorder.cache._entries == recorded, "a restore must not force another recording"
 
 
 @pytest.mark.gpu
@@ -538,7 +538,7 @@ def test_a_masked_step_never_asks_the_device(name: str) -> None:
             adapter(x)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert adapter.graphs.recorded == 1
+    assert adapter.recorder.steps == 1
 
 
 @pytest.mark.gpu
@@ -554,7 +554,7 @@ def test_a_changed_learning_rate_is_noticed() -> None:
 @pytest.mark.gpu
 def test_an_optimizer_that_cannot_be_recorded_is_told() -> None:
     adapter = Tent(make("ln").cuda(), engine=Engine(graphs=True), optimizer=partial(torch.optim.Adam, lr=LR))
-    with pytest.warns(UserWarning, match="Adam cannot leave a step out by itself"):  # noqa: PT031
+    with pytest.warns(UserWarning, match="Adam cannot skip a step"):  # noqa: PT031
         for x in stream(4):
             adapter(x.cuda())
 
@@ -583,7 +583,7 @@ def test_auto_in_bfloat16_stays_near_single_precision(name: str, network: str) -
     auto = run(engine="auto")
     run()
     assert auto.engine.precision == "bf16"
-    assert auto.graphs.recorded == 1
+    assert auto.recorder.steps == 1
     assert all(p.dtype == torch.float32 for p in auto.adapted)
     ours, theirs = torch.cat(logits[:8]), torch.cat(logits[8:])
     assert float((ours - theirs).norm() / theirs.norm()) < 0.02
@@ -624,7 +624,7 @@ def test_rows_are_compiled_with_a_number_like_no_other() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_in_stages_is_batch_norm(training: bool, dtype: torch.dtype) -> None:
-    from acclimate.engine.stages import batch_norm
+    from acclimate.engine.two_stage_norm import batch_norm
 
     generator = torch.Generator().manual_seed(0)
     x = (3 * torch.randn(5, 7, 6, 4, generator=generator, dtype=dtype) + 20).requires_grad_()
@@ -641,7 +641,7 @@ def test_batch_norm_in_stages_is_batch_norm(training: bool, dtype: torch.dtype) 
 
 @pytest.mark.parametrize("correction", [0, 1])
 def test_moments_in_stages_are_moments(correction: int) -> None:
-    from acclimate.engine.stages import var_mean
+    from acclimate.engine.two_stage_norm import var_mean
 
     x = 2 * torch.randn(5, 7, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 20
     expected = torch.var_mean(x, (0, 2, 3), correction=correction)

@@ -47,7 +47,7 @@ def test_all_parameters_and_chosen_ones() -> None:
         "stem.1.weight",
         "stem.1.bias",
     )
-    with pytest.raises(ValueError, match="names what the model does not have: nonsense"):
+    with pytest.raises(ValueError, match="does not have: nonsense"):
         Tent(make("bn"), parameters=["nonsense"])
     with pytest.raises(ValueError, match='expected "norm", "early-norm", "all"'):
         Tent(make("bn"), parameters="norms")
@@ -227,13 +227,13 @@ def test_keeping_everything_on_purpose_raises_no_alarm() -> None:
 
 
 def test_an_adapter_cannot_be_wrapped() -> None:
-    with pytest.raises(ValueError, match="holds, an adapter already"):
+    with pytest.raises(ValueError, match="an adapter"):
         Source(nn.Sequential(Tent(make("bn"))))
 
 
 def test_an_optimizer_that_is_made_already() -> None:
     model = make("bn")
-    with pytest.raises(TypeError, match="optimizer= is called with the parameters"):
+    with pytest.raises(TypeError, match="optimizer="):
         Tent(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
 
 

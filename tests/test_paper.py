@@ -223,7 +223,7 @@ def test_cases_share_network_and_data(tmp_path: Path) -> None:
     assert Run(resnet.plan, tmp_path / "vit", like=vit).network.model is not vit.network.model
 
 
-# Studies -------------------------------------------------------------------------------------------------------------
+# Studies
 
 
 def run_of(scale: Scale, network: Any, method: str, tmp_path: Path, **arguments: Any) -> tuple[Run, Job]:
@@ -364,7 +364,7 @@ def test_selected_samples_are_surer_than_removed_ones(tmp_path: Path) -> None:
     assert np.array(found["selected"]["images"]).shape == (len(kept), 1, 32, 32)
 
 
-# Commands, data and files ---------------------------------------------------------------------------------------------------------
+# Commands, data and files
 
 
 def test_a_recorded_command_has_no_local_folders() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..methods import METHODS
-from ..methods.presets import COTTA_ON_CIFAR10
+from ..methods.cotta import _ON_CIFAR10 as COTTA_ON_CIFAR10
 from .plan import Plan, PlanError
 
 __all__ = ["DEMO_METHODS", "DEMO_NETWORKS", "KINDS", "LEARNING_RATES", "ON_DIGITS", "demo_plans", "digit_overrides"]

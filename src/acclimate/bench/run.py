@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from ..core.adapter import Adapter
+from ..core.options import FEW_CLASSES as FEW
 from ..data import open_suite
 from ..data.decoded import DecodedSuite
 from ..data.types import Suite
 from ..methods import METHODS
-from ..methods.presets import FEW
 from .evaluate import BatchResult, evaluate, start_result
 from .networks import Loaded, load_network
 from .plan import Job, Plan, PlanError

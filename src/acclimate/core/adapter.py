@@ -1,7 +1,7 @@
 """Adapter: a network that keeps learning from the unlabelled batches it predicts.
 
-A method writes `adapt` and nothing else. It runs the network with `predict`, asks for the logits it wants to learn
-from with `kept`, and takes a step with `update`:
+A method writes `adapt`. It runs the network with `predict`, asks for the logits it learns from with `kept`, and makes a
+step with `update`:
 
     def adapt(self, x):
         batch = self.predict(x)
@@ -14,95 +14,74 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeAlias, TypedDict
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Generator, Tensor, nn
 from torch.nn import Parameter
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 from typing_extensions import Self
 
-from ..checks import check_images, read_logits, refuse_non_finite, refuse_probabilities, soundness
-from ..engine import Engine, Graphs, Part, Pieces, Precision, Runner, choose
-from ..parts.batchnorm import Normalisation
-from ..parts.optimizers import start_momentum
+from ..checks import check_images, refuse_probabilities
+from ..engine import Engine, Execution, Live, Output, Pass, Precision, Recorder, Runner, choose
+from ..engine.capture import Slot
+from ..engine.execution import own_gradients
+from ..parts.batchnorm import Mode
+from ..parts.copying import copy_all
+from ..parts.optimizers import can_wait, only_where, start_momentum
 from ..parts.parameters import Parameters, choose_parameters
-from ..parts.selection import Reliable, Selector
-from ..parts.subnetwork import Draw, StochasticDepth
-from .learner import Learner
+from . import state_file
+from .options import NETWORKS, Defaults, MakeOptimizer, Presets
 from .prediction import STRATEGIES, Prediction, Strategy
 from .record import Passes, Step
-from .signature import call_of
+from .signature import call_text, settings
+from .state import Snapshot, State
 
-__all__ = ["Adapter", "Options", "Running"]
-
-MakeOptimizer: TypeAlias = Callable[[list[Parameter]], Optimizer]
-
-
-class Running(TypedDict, total=False):
-    """What every method takes besides its own arguments."""
-
-    engine: Engine | Literal["eager", "recorded", "auto"]
-    precision: Precision | None
-    classes: Sequence[int] | None
-    seed: int
+__all__ = ["Adapter"]
 
 
-class Options(Running, total=False):
-    """What every learning method takes besides its own arguments."""
+class Adapter(nn.Module, ABC):
+    """A network that returns logits, wrapped: `logits = adapter(x)` predicts x, then learns from it.
 
-    lr: float | None
-    optimizer: MakeOptimizer | None
-    parameters: Parameters
-    statistics: Literal["batch", "source"]
-    detach_statistics: bool
-    strategy: Strategy | None
-
-
-class Adapter(Learner, ABC):
-    """Wraps a network that returns logits: `logits = adapter(x)` predicts x, then learns from it.
-
-    The network is left as it was found. After a call only the adapted parameters' values differ, and `reset()` takes
-    those back; no module is replaced, no hook stays, BatchNorm keeps its source statistics.
+    The network stays as it was found. After a call only the values of the adapted parameters differ, and `reset()`
+    restores them; no module is replaced, no hook stays, BatchNorm keeps its source statistics.
 
     Args:
         model: any module that takes a batch and returns logits (B, C) or (B, C, H, W), or has them in `.logits`.
-        lr: learning rate of the paper's SGD with momentum 0.9.
-        optimizer: instead of `lr`, a callable given the parameters, such as `partial(Adam, lr=1e-4)`.
-        parameters: which adapt: `"norm"`, `"early-norm"`, `"all"`, names, or a test of (name, parameter); None is the
-            method's own choice.
+        lr: learning rate of SGD with momentum 0.9, the paper's optimizer.
+        optimizer: instead of `lr`, a function of the parameters, such as `partial(Adam, lr=1e-4)`.
+        parameters: which ones adapt: `"norm"`, `"early-norm"`, `"all"`, names, or a function of (name, parameter); None
+            is the method's own choice.
         statistics: what BatchNorm normalises by: the `"batch"`, or the `"source"` domain's.
-        detach_statistics: no gradient flows through the batch's statistics, so that samples do not depend on each
-            other in the backward pass.
-        strategy: how kept samples get their gradient (see `acclimate.core.prediction`).
-        engine: how passes run: `"eager"`, as PyTorch has them; `"recorded"`, the same as CUDA graphs, for small
-            networks on a GPU; `"auto"`, as fast as the machine allows, after some time of compilation; or an
-            `acclimate.Engine`.
-        precision: `"fp32"`, `"tf32"` or `"bf16"`, whatever the engine would choose.
-        classes: adapt and predict over these classes alone (ImageNet-R); logits then have that many columns.
-        seed: of the adapter's own generator, which is part of its state.
+        detach_statistics: stop gradients through the batch's statistics, so that samples do not depend on each other in
+            the backward pass.
+        strategy: how the gradient of the kept samples is computed (see `acclimate.core.prediction`).
+        engine: how passes run: `"eager"`; `"recorded"`, as CUDA graphs, for small networks on a GPU; `"auto"`, as fast
+            as the machine allows, after compilation at the first batch; or an `acclimate.Engine`.
+        precision: `"fp32"`, `"tf32"` or `"bf16"`, instead of the engine's choice.
+        classes: adapt and predict over these classes only (ImageNet-R); logits then have that many columns.
+        seed: of the adapter's generator, which is part of its state.
     """
 
-    default_lr: ClassVar[float] = 2.5e-4
-    default_optimizer: ClassVar[Callable[..., Optimizer]] = partial(SGD, momentum=0.9)
-    default_parameters: ClassVar[Parameters | None] = "norm"
-    """None: the method learns nothing."""
-    default_strategy: ClassVar[Strategy] = "masked"
-    selective: ClassVar[bool] = False
-    """Whether the method learns from some of the samples: a compiled engine then chooses `"sparse"`."""
-    by_size: ClassVar[bool] = False
-    """Whether BatchNorm's statistics depend on the batch size."""
+    defaults: ClassVar[Defaults] = Defaults()
+    presets: ClassVar[Presets] = {}
+    """Hyper-parameters by network, one of `NETWORKS`."""
     cost: ClassVar[tuple[int, int]] = (1, 1)
-    """Forward and backward passes a sample, at most."""
+    """Forward and backward passes per sample, at most."""
     task: ClassVar[Literal["any", "classification", "segmentation"]] = "any"
-    """What the method is for: classifiers, with logits (B, C), segmenters, with (B, C, H, W), or both."""
+    """Classifiers have logits (B, C), segmenters (B, C, H, W)."""
+    selective: ClassVar[bool] = False
+    """Whether the method learns from some of the samples: a compiled engine then uses the strategy `"sparse"`."""
+    episodic: ClassVar[bool] = False
+    """Whether parameters and optimizer are the same after a call as before."""
     without: ClassVar[tuple[str, ...]] = ()
-    """Arguments of the class above that a method does not take."""
+    """Arguments of the parent class that a method does not take."""
 
     unit_range: bool = False
     """Whether images must lie in [0, 1], as augmentations need them."""
@@ -135,243 +114,391 @@ class Adapter(Learner, ABC):
         if strategy is not None and strategy not in STRATEGIES:
             raise ValueError(f"{name}: strategy={strategy!r}; expected one of {', '.join(STRATEGIES)}")
         if optimizer is not None and not callable(optimizer):
-            raise TypeError(
-                f"{name}: optimizer= is called with the parameters: give partial(SGD, lr=…), not an optimizer"
-            )
+            raise TypeError(f"{name}: optimizer= must be a function of the parameters, such as partial(SGD, lr=1e-3)")
         if any(isinstance(module, Adapter) for module in model.modules()):
-            raise ValueError(f"{name}: the model is, or holds, an adapter already; wrap the network itself")
-        parameters = self.default_parameters if parameters is None else parameters
-        adapted = {} if parameters is None else choose_parameters(model, parameters)
-        if parameters is not None and not adapted:
-            norms = parameters in ("norm", "early-norm")
-            why = "the model has no normalisation layer with weights" if norms else "none matches"
-            raise ValueError(f'{name} found no parameter to adapt: {why}. parameters="all" adapts every one')
+            raise ValueError(f"{name}: the model is or contains an adapter; wrap the network itself")
 
         self.model = model
-        self.statistics = statistics
-        self.detach_statistics = detach_statistics
-        self.seed = seed
-        self.norm = Normalisation(model)
+        self.statistics, self.detach_statistics, self.seed = statistics, detach_statistics, seed
+        self.parameters_adapted = self.defaults.parameters if parameters is None else parameters
+        named = _adapted(name, model, self.parameters_adapted)
+        self.names, self.adapted = tuple(named), tuple(named.values())
         self._asked = engine, precision, strategy
-        self.engine = choose(engine, precision, model, self.device)
-        self.strategy = self._strategy(strategy)
-        self.select: Selector | None = None
-        """S(x), of methods that select by it."""
-        self.depth: StochasticDepth | None = None
-        """Where sub-networks leave branches out, of methods that have some."""
-        self.draw: Draw | None = None
-        """The sub-network that passes are of."""
-        self.runner, self.graphs, self.piece = Runner(self), Graphs(self), Pieces(self)
-        self.part: Part | None = None
-        """The part of a step that is being recorded."""
+        self.runner = Runner(model, named, choose(engine, precision, model, self.device))
+        self.recorder = Recorder(self)
+        self.execution: Execution = Live()
+        self.strategy = self._choose_strategy(strategy)
         self.passes = Passes().to(self.device)
-        self.generator = torch.Generator().manual_seed(seed)
-        """On the CPU, so that a stream's randomness is the same on every device."""
+        self.generator = Generator().manual_seed(seed)
+        """On the CPU, so that random numbers are the same on every device."""
         self.classes: Tensor | None
         self.register_buffer("classes", _class_index(classes, self.device), persistent=False)
         self.class_list = None if classes is None else [int(c) for c in classes]
-
-        self.parameters_adapted = parameters
-        self.adapted = tuple(adapted.values())
-        self.names = tuple(adapted)
-        chosen = set(map(id, self.adapted))
-        self.frozen = {name: p for name, p in model.named_parameters() if id(p) not in chosen}
-        make = optimizer or partial(type(self).default_optimizer, lr=self.default_lr if lr is None else lr)
-        self.optimizer = make(list(self.adapted)) if adapted else None
+        make = optimizer or partial(self.defaults.optimizer, lr=self.defaults.lr if lr is None else lr)
+        self.optimizer: Optimizer | None = make(list(self.adapted)) if named else None
         start_momentum(self.optimizer)
-
+        self.state = State(self, {} if self.episodic else named, self.optimizer, self.generator, self._belongs())
+        self.step = Step(0)
+        """The record of the current batch, which `predict`, `kept` and `update` fill."""
+        self._last: Step | None = None
+        self._fingerprint: str | None = None
         self._trusted = False  # a first batch has shown that the model returns logits
         self._warned_of_one = False
-        self.step = Step(0)
-        """The record of the batch in hand, which `predict`, `rows` and `update` fill."""
-        self._last: Step | None = None
 
-    # What a user calls ------------------------------------------------------------------------------------------
+    # For users --------------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor) -> Tensor:
-        """Predict a batch and learn from it. Returns logits without a graph."""
-        self.graphs.settle()
+        """Predict a batch and learn from it; return logits without a graph."""
+        self.recorder.settle()
         x = check_images(x, self.device)
-        self.remember_source()
-        with self.learning():
-            self.step = step = Step(len(x))
-            with self.runner.precise():
-                logits = self.adapt(x.clone() if x.is_inference() else x.detach())
-        step.backwards, step.in_graph = (n * step.taken for n in (step.backwards, step.in_graph))
-        step.logits = logits.detach()
+        self.state.source()
+        self.step = Step(len(x))
+        with self.learning(), self.runner.precise():
+            logits = self.adapt(x.clone() if x.is_inference() else x.detach())
+        step, self.step = self.step, Step(0)
+        step.finish(logits)
         self.passes.add(step)
-        self._last, self.step = step, Step(0)
-        return step.logits
+        self.watch(step)
+        self._last = step
+        return logits.detach()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def predict_only(self, x: Tensor) -> Tensor:
+        """Return the logits of x as the method would predict them now. Nothing is learned, counted or changed."""
+        x = check_images(x, self.device)
+        with self._aside(len(x)), self.runner.precise():
+            return self.infer(x.clone() if x.is_inference() else x, self.predictor())
 
     @classmethod
     def preset(cls, network: str, model: nn.Module, **arguments: Any) -> Self:
-        """With the paper's hyper-parameters for `"resnet50"`, `"vit-base"` or `"segformer-b5"`; yours override them.
+        """Build with the paper's hyper-parameters for `"resnet50"`, `"vit-base"` or `"segformer-b5"`.
 
-        `"cifar-resnet"` and `"cifar-vit"` are for networks with some ten classes (see `acclimate.methods.presets`).
+        `"cifar-resnet"` and `"cifar-vit"` are for small networks with about ten classes. `arguments` override them.
         """
-        from ..methods.presets import hyper_parameters
-
-        settings = hyper_parameters(cls.__name__, network)
+        if network not in NETWORKS:
+            raise ValueError(f"no preset {network!r}: expected one of {', '.join(NETWORKS)}")
+        if network not in cls.presets:
+            raise ValueError(f"no preset of {cls.__name__} for {network}: use {cls.__name__}(model), its own defaults")
+        settings = deepcopy(dict(cls.presets[network]))
         if arguments.get("optimizer") is not None:
             settings.pop("lr", None)
         if arguments.get("lr") is not None and (made := settings.pop("optimizer", None)) is not None:
             arguments = {**arguments, "lr": None, "optimizer": partial(made, lr=arguments["lr"])}
-        if arguments.keys() & {"margin", "epsilon"}:
-            alone = isinstance(settings.pop("select", None), Reliable) and "epsilon" not in arguments
-            if alone and arguments.get("select") is None:
-                settings["select"] = Reliable(arguments["margin"])
         return cls(model, **{**settings, **arguments})
 
     @property
     def last(self) -> Step:
-        """The record of the last batch: what was kept, entropies, the loss by term, passes."""
+        """The record of the last batch: what was kept, entropies, the terms of the loss, passes."""
         if self._last is None:
             raise RuntimeError("no batch yet: `last` is the record of the last call")
         return self._last
 
-    def new_domain(self, *, round: int = 1) -> None:  # noqa: A002
-        """A new domain begins, perhaps not for the first time. A stream's owner may say so; most methods do not ask."""
+    @torch.inference_mode(False)
+    def snapshot(self) -> Snapshot:
+        """Return a copy of everything that changes between batches."""
+        self.settle()
+        self.state.source()
+        return self.state.copy()
 
-    # What a method writes, and what it writes it with -------------------------------------------------------------
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot. What follows is, bit for bit, what followed it before."""
+        self.state.source()
+        self.settle(discard=True)
+        self.state.restore(snapshot)
+
+    def reset(self) -> None:
+        """Go back to the source: parameters, optimizer, the method's state, counters and generator."""
+        self.restore(self.state.source())
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to one safetensors file: what has changed, not the network. Whole or not at all."""
+        call = call_text(self, Adapter, engine=False)
+        state_file.write(path, self.snapshot(), method=type(self).__name__, call=call, model=self.fingerprint())
+
+    def load(self, path: str | Path) -> None:
+        """Continue from a saved state. A file of another model, method or version, or a damaged one, raises."""
+        snapshot, call = state_file.read(path, method=type(self).__name__, model=self.fingerprint())
+        own = call_text(self, Adapter, engine=False)
+        self.restore(snapshot)
+        if call != own:
+            warnings.warn(
+                f"{path} was saved by {call} and continues as {own}, with the optimizer's settings from the file",
+                stacklevel=2,
+            )
+
+    def settle(self, *, discard: bool = False) -> None:
+        """Raise the deferred error of an earlier batch; `discard=True` drops it."""
+        self.recorder.settle(wait=True, discard=discard)
+
+    def new_domain(self, *, round: int = 1) -> None:  # noqa: A002
+        """Announce a new domain, or the next round of one. Most methods ignore this."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        tensor = next(self.model.parameters(), next(self.model.buffers(), None))
+        return torch.device("cpu") if tensor is None else tensor.device
+
+    @property
+    def engine(self) -> Engine:
+        """How passes run. Another one takes effect with the next batch."""
+        return self.runner.engine
+
+    @engine.setter
+    def engine(self, engine: Engine) -> None:
+        self.runner.engine = engine
+
+    def fingerprint(self) -> str:
+        """Return a hash of the network as it was before any adaptation."""
+        if self._fingerprint is None:
+            before = self.state.source_parameters()
+            source = {id(p): before[name] for name, p in self.state.parameters.items()}  # also where tied
+            tensors = self.model.state_dict(keep_vars=True).items()
+            kept = ((name, source.get(id(t), t)) for name, t in tensors if isinstance(t, Tensor))
+            self._fingerprint = state_file.fingerprint(kept)
+        return self._fingerprint
+
+    # For methods ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def adapt(self, x: Tensor) -> Tensor:
-        """Return the logits of x, having learned from it. Gradients are on; only adapted parameters have them."""
+        """Return the logits of x, and learn from it. Gradients are on; only adapted parameters have them."""
+
+    def predictor(self) -> Mapping[str, Tensor] | None:
+        """Return the parameters that predict, where they are not the network's own but a teacher's."""
+        return None
+
+    def watch(self, step: Step) -> None:
+        """Look at a finished step, outside of any recording. Most methods do nothing."""
 
     def predict(self, x: Tensor) -> Prediction:
-        """Run the batch, so that `rows` can give a graph. Refuses NaN and infinity before anything has changed."""
-        if self.part is not None and (predicted := self.part.predicted()) is not None:
-            return predicted
-        batch = STRATEGIES[self.strategy](self, x)
-        self._check(x, batch.logits)
-        if self.part is not None:
-            self.part.prediction = batch
-        return batch
+        """Run the batch, so that `kept` can return a graph. Rejects NaN and infinity before anything has changed."""
+
+        def first() -> Prediction:
+            batch = STRATEGIES[self.strategy](self, x)
+            self._check(x, batch.logits)
+            return batch
+
+        return self.execution.once(first)
 
     @torch.no_grad()
     def infer(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Run the batch without a graph. Refuses NaN and infinity before anything has changed."""
+        """Run the batch without a graph. Rejects NaN and infinity before anything has changed."""
         logits = self.logits(x, parameters)
         self._check(x, logits)
         return logits
 
-    def settle(self, *, discard: bool = False) -> None:
-        """Raise for an earlier batch that was refused, where that is told late; or let bygones be bygones."""
-        self.graphs.settle(wait=True, discard=discard)
-
-    def logits(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None, *, fresh: bool = False) -> Tensor:
-        """One pass of the full network, normalised as the method has it, perhaps with other parameters.
-
-        `fresh` says that the batch size is a new one at each call.
-        """
-
-        def body(x: Tensor, _: Sequence[Tensor]) -> tuple[Tensor]:
-            with self.normalising(x.shape[0]):  # len(x) would fix the batch size of a compiled pass
-                return (self.network(x),)
-
-        return self.counted(self.runner("logits", body, x, parameters, fresh=fresh)[0])
+    def logits(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Run one pass of the full network, perhaps with other parameters."""
+        self.step.count(forwards=len(x))
+        return self.run(Pass(self.mode(len(x)), parameters=parameters or {}), x).logits
 
     def traced(self, x: Tensor) -> Tensor:
-        """One pass with a graph, whose samples all receive a gradient."""
-        self.step.backwards = self.step.backwards + len(x)
-        self.step.in_graph += len(x)
+        """Run one pass with a graph in which all samples receive a gradient."""
+        self.step.count(backwards=len(x), in_graph=len(x))
         return self.logits(x)
+
+    def update(
+        self, *, when: bool | Tensor = True, gradients: Sequence[Tensor | None] | None = None, **terms: Tensor
+    ) -> None:
+        """Make one optimizer step on the sum of the loss terms, `when` there is anything to learn from.
+
+        `gradients` are used instead of those of the terms; a parameter with None stays as it is.
+        """
+        when = self.execution.condition(when, can_wait=self.optimizer is None or can_wait(self.optimizer))
+        if when is False:
+            return
+        if gradients is None:
+            gradients = self.gradients(torch.stack([*terms.values()]).sum())
+        if self.optimizer is None:
+            raise TypeError(f"{type(self).__name__} was built without parameters to adapt")
+        with own_gradients(self.adapted):
+            for p, gradient in zip(self.adapted, gradients, strict=True):
+                p.grad = gradient
+            with only_where(when, self.optimizer):
+                self.optimizer.step()
+        self.step.taken = when
+        self.step.losses = {name: term.detach() for name, term in terms.items()}
+
+    def gradients(self, loss: Tensor, *, of: Sequence[Tensor] | None = None, retain: bool = False) -> list[Tensor]:
+        """Return ∂loss/∂θ of the adapted parameters, zero where one is not used, or the gradients `of` others."""
+        if of is not None:
+            with self._backward_context():
+                return list(torch.autograd.grad(loss, of, retain_graph=retain))
+        return self.execution.gradients(loss, self.adapted, self._backward_context(), retain=retain)
+
+    @contextmanager
+    def episode(self) -> Iterator[None]:
+        """Forget at the end what is learned inside: parameters and optimizer are as before."""
+        found = [p.detach().clone() for p in self.adapted]
+        try:
+            yield
+        finally:
+            if self.optimizer is not None:
+                self.optimizer.state.clear()
+            copy_all([p.detach() for p in self.adapted], found)
+
+    def captured(
+        self, function: Callable[..., Any], *inputs: Tensor, generator: Generator | None = None, reads: Any = ()
+    ) -> Any:
+        """Call a function of tensors that leaves the adapter unchanged; the engine may record it as a CUDA graph.
+
+        `reads` are tensors besides parameters that it reads where they are.
+        """
+        return self.recorder.function(function, *inputs, generator=generator, reads=reads)
+
+    @contextmanager
+    def learning(self, *, parameters: bool = True) -> Iterator[None]:
+        """Turn gradients on for the adapted parameters and for no other, in whatever mode the caller is."""
+        wrong = [p for p in self.runner.frozen.values() if p.requires_grad]
+        wrong += [p for p in self.adapted if p.requires_grad != parameters]
+        with torch.inference_mode(False), torch.enable_grad():
+            for p in wrong:
+                p.requires_grad_(not p.requires_grad)
+            try:
+                yield
+            finally:
+                for p in wrong:
+                    p.requires_grad_(not p.requires_grad)
+
+    @contextmanager
+    def exactly(self) -> Iterator[None]:
+        """Compute gradients inside, by eager passes in the network's own precision."""
+        with self.learning(), self.runner.exact(), self._aside(0):
+            yield
+
+    @property
+    def named(self) -> dict[str, Parameter]:
+        """The adapted parameters by name."""
+        return dict(zip(self.names, self.adapted, strict=True))
 
     @property
     def coupled(self) -> bool:
-        """Whether a sample's logits depend on the others of its batch, through BatchNorm's statistics."""
-        return bool(self.norm.layers) and self.statistics == "batch"
+        """Whether the logits of a sample depend on the rest of its batch, through BatchNorm's statistics."""
+        return bool(self.runner.normalisation.layers) and self.statistics == "batch"
 
-    def normalising(self, size: int) -> AbstractContextManager[None]:
-        """How BatchNorm normalises a batch of `size`."""
+    def mode(self, size: int) -> Mode:  # noqa: ARG002
+        """Return how BatchNorm normalises a batch of this size."""
         if self.statistics == "source":
-            return self.norm.source()
-        return self.norm.detached() if self.detach_statistics else self.norm.batch(size)
+            return "source"
+        return "detached" if self.detach_statistics else "batch"
 
-    def network(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The network's logits, under whatever statistics are in force, perhaps with other parameters."""
-        try:
-            output = self.model(x) if parameters is None else functional_call(self.model, dict(parameters), (x,))
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError) as error:
-            raise ValueError(f"the model failed on a batch of shape {tuple(x.shape)} ({x.dtype}): {error}") from error
-        return read_logits(output, x)
-
-    def counted(self, logits: Tensor) -> Tensor:
-        """Count a pass; its logits over the classes that were asked for."""
-        self.step.forwards += len(logits)
+    def run(self, pass_: Pass, x: Tensor, *, varying: bool = False) -> Output:
+        """Run a pass without counting it; return its logits over the chosen classes."""
+        if pass_.subnetworks is not None:
+            pass_ = replace(pass_, sample=self.execution.sample(pass_.subnetworks, x, self.generator, pass_.count))
+        if torch.is_grad_enabled():
+            self.step.graph = pass_, len(x)
+        output = self.runner(pass_, x, varying=varying, sparse=self.strategy == "sparse")
         if self.classes is None:
-            return logits
+            return output
+        logits = output.logits
         if (last := max(self.class_list or [0])) >= logits.shape[1]:
             raise ValueError(f"classes= names class {last}; the model has {logits.shape[1]} classes")
-        return logits.index_select(1, self.classes)
+        return output._replace(logits=logits.index_select(1, self.classes))
 
-    # Inside -------------------------------------------------------------------------------------------------------
+    # Inside -----------------------------------------------------------------------------------------------------------
 
-    def _strategy(self, asked: Strategy | None) -> Strategy:
-        """The strategy that was asked for, or the one that suits method, network and engine."""
+    def slots(self) -> Iterator[Slot]:
+        """Yield where the method keeps its state (see `Recorder`)."""
+        return self.state.slots()
+
+    def settings(self) -> Iterator[Hashable]:
+        """Yield what recorded steps depend on (see `Recorder`)."""
+        return settings(self)
+
+    @contextmanager
+    def _aside(self, size: int) -> Iterator[None]:
+        """Run passes inside that are not part of a step: the record in hand stays as it is."""
+        step, self.step = self.step, Step(size)
+        try:
+            yield
+        finally:
+            self.step = step
+
+    def _backward_context(self) -> AbstractContextManager[object]:
+        """Return the contexts of the pass that made the graph: activation checkpoints run its forward again."""
+        if self.step.graph is None:
+            return nullcontext()
+        pass_, size = self.step.graph
+        return pass_.entered(self.runner.normalisation, size, pass_.given)
+
+    def _choose_strategy(self, asked: Strategy | None) -> Strategy:
+        """Return the strategy that was asked for, or the one that suits method, network and engine."""
         apart = not self.coupled or self.detach_statistics
         if asked is None:
             sparse = self.selective and self.engine.compiled and apart
-            return "sparse" if sparse else self.default_strategy
+            return "sparse" if sparse else self.defaults.strategy
         if asked == "sparse":
             self.engine = replace(self.engine, compiled=True)
             if not apart:
                 warnings.warn(
-                    'strategy="sparse" has no rows to leave out: batch statistics of BatchNorm tie the samples '
-                    "together, and the backward runs on all of them. detach_statistics=True unties them",
+                    'strategy="sparse" runs the full backward: batch statistics of BatchNorm make samples depend on '
+                    "each other. detach_statistics=True removes the dependence",
                     stacklevel=4,
                 )
         return asked
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """A move, perhaps to another kind of device: what suits it may be another engine."""
-        super()._apply(fn, recurse)
+        """Move or cast (`to`, `cuda`, `half`, …) everything, and choose the engine for the new device."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.state.move(fn)
+        self._fingerprint = None
         engine, precision, strategy = self._asked
-        self.engine = choose(engine, precision, self.model, self.device, moved=True)
+        self.runner = Runner(self.model, self.named, choose(engine, precision, self.model, self.device, moved=True))
+        self.recorder = Recorder(self)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # told when it was built
-            self.strategy = self._strategy(strategy)
-        self.runner, self.graphs, self.piece = Runner(self), Graphs(self), Pieces(self)
+            warnings.simplefilter("ignore")  # it has warned when it was built
+            self.strategy = self._choose_strategy(strategy)
         return self
+
+    def _belongs(self) -> dict[str, Any]:
+        """Return what must be equal for a state to fit, besides names and shapes."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return {
+            "method": type(self).__name__,
+            "optimizer": type(self.optimizer).__name__,
+            "settings": [sorted(map(str, group)) for group in groups],
+            "classes": self.class_list,
+        }
 
     def _check(self, x: Tensor, logits: Tensor) -> None:
         found = "segmentation" if logits.dim() > 2 else "classification"
         if self.task not in ("any", found):
             raise ValueError(
-                f"{type(self).__name__} is for {self.task}, and this model is for {found}: its logits are "
-                f"{tuple(logits.shape)}. Tent, CoTTA, EATA and EATA-C take both"
+                f"{type(self).__name__} is for {self.task}, and this model is for {found}: its logits have shape "
+                f"{tuple(logits.shape)}. Tent, CoTTA, EATA and EATA-C support both"
             )
-        if self.part is not None:
-            sound = soundness(x, logits)
-            self.part.sound = sound if self.part.sound is None else self.part.sound & sound
+        if not self.execution.check(x, logits, unit_range=self.unit_range and logits.dim() == 2):
             return
-        refuse_non_finite(x, logits, unit_range=self.unit_range and logits.dim() == 2)
         if not self._trusted:
             refuse_probabilities(logits)
             self._trusted = True
-        if (
-            len(x) == 1
-            and not self._warned_of_one
-            and self.statistics == "batch"
-            and self.norm.layers
-            and logits.dim() == 2
-        ):
+        if len(x) == 1 and self.coupled and logits.dim() == 2 and not self._warned_of_one:
             self._warned_of_one = True
             warnings.warn(
-                "a batch of one image: BatchNorm's statistics of a single image are poor. Gather a batch, or give "
+                "a batch of one image: BatchNorm's statistics of a single image are poor. Use larger batches, or "
                 'statistics="source"',
                 stacklevel=5,
             )
 
     def __repr__(self) -> str:
-        """The call that makes this adapter."""
-        return call_of(self, engine=True)
+        """Return the call that makes this adapter."""
+        return call_text(self, Adapter, engine=True)
 
-    def call(self) -> str:
-        """The same, without what only says how its passes run."""
-        return call_of(self, engine=False)
+
+def _adapted(name: str, model: nn.Module, parameters: Parameters | None) -> dict[str, Parameter]:
+    """Return the parameters that adapt; raise where there is none."""
+    if parameters is None:
+        return {}
+    if not (adapted := choose_parameters(model, parameters)):
+        norms = parameters in ("norm", "early-norm")
+        why = "the model has no normalisation layer with weights" if norms else "none matches"
+        raise ValueError(f'{name} found no parameter to adapt: {why}. parameters="all" adapts every one')
+    return adapted
 
 
 def _class_index(classes: Sequence[int] | None, device: torch.device) -> Tensor | None:

@@ -1,71 +1,83 @@
-"""One batch's pass: its logits, and the kept samples' logits with a graph.
+"""The prediction of one batch: its logits, and the logits of the kept samples with a graph.
 
-A method asks for `batch.kept(keep)` and does not know how the gradient is had. PyTorch has no instance-wise gradient,
-so there is more than one way:
+A method asks for `batch.kept(keep)` and need not know how the gradient is computed. PyTorch has no gradient per sample,
+so there are several strategies:
 
-- `masked` runs the batch once with a graph and leaves out of the loss what is not kept.
+- `masked` runs the batch once with a graph and masks the loss.
 - `sparse` does the same through a compiled network, whose backward runs only on the rows that have a gradient.
-- `replay` runs the batch without a graph, then the kept samples once more with one: less memory, and less time where
-  few are kept. BatchNorm repeats the first pass's statistics, so the logits are equal; the one difference is that no
-  gradient flows through the statistics. LayerNorm and GroupNorm networks get the very same gradient.
-- `replay-subset` lets BatchNorm use the kept samples' own statistics, with gradients through them.
+- `replay` runs the batch without a graph, then the kept samples again with one. It needs less memory, and less time
+  where few are kept. BatchNorm repeats the statistics of the first pass, so the logits are equal; the one difference is
+  that no gradient flows through the statistics. LayerNorm and GroupNorm networks get exactly the same gradient.
+- `replay-subset` lets BatchNorm use the statistics of the kept samples, with gradients through them.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from ..engine import Engine, Execution, Output, Pass
 from ..functional import kept_rows
-from ..parts.batchnorm import flattened
+from ..parts.batchnorm import Mode
+from ..parts.subnetwork import SubNetworks
+from .record import Step
 
-if TYPE_CHECKING:
-    from .adapter import Adapter
-
-__all__ = ["STRATEGIES", "Kept", "Masked", "Prediction", "Replay", "ReplaySubset", "Strategy", "rows_first"]
+__all__ = ["STRATEGIES", "Kept", "Masked", "Prediction", "Replay", "ReplaySubset", "Strategy"]
 
 Strategy: TypeAlias = Literal["masked", "sparse", "replay", "replay-subset"]
 
 
+class Predictor(Protocol):
+    """What a prediction needs of an adapter."""
+
+    step: Step
+    execution: Execution
+
+    @property
+    def engine(self) -> Engine:
+        """How passes run."""
+
+    @property
+    def coupled(self) -> bool:
+        """Whether the samples of a batch depend on each other."""
+
+    def mode(self, size: int) -> Mode:
+        """How BatchNorm normalises a batch of this size."""
+
+    def run(self, pass_: Pass, x: Tensor, *, varying: bool = False) -> Output:
+        """Run a pass without counting it."""
+
+
 @dataclass(frozen=True)
 class Kept:
-    """The kept samples' logits with a graph, in the layout that a strategy has them in.
+    """The logits of the kept samples with a graph, in the layout of the strategy.
 
-    Samples that do not count may lie among them, so that no shape depends on how many are kept: `mean` and `any` know.
+    Samples that do not count may lie among them, so that no shape depends on how many are kept. `mean` and `any` handle
+    this.
     """
 
     logits: Tensor
     counts: Tensor | None
-    """Which of them count, a sample or a pixel; None: all."""
+    """Which of them count, per sample or pixel; None means all."""
     places: Tensor | None
-    """Where in the batch they are; None: they are the batch."""
+    """Their rows in the batch; None means that they are the batch."""
     any: bool | Tensor
     """Whether there is anything to learn from; a tensor where only the device knows."""
 
     def of(self, values: Tensor) -> Tensor:
-        """A batch's values, for these samples."""
+        """Return values of the batch for these samples."""
         return values if self.places is None else values[self.places]
 
     def mean(self, values: Tensor) -> Tensor:
-        """Over what counts; nought where nothing does."""
+        """Return the mean over what counts, or zero where nothing does."""
         if self.counts is None:
             return values.sum() / max(values.numel(), 1)
         return torch.where(self.counts, values, 0.0).sum() / self.counts.sum().clamp(min=1)
-
-    def where(self, condition: Tensor) -> Kept:
-        """Those of them for which it holds."""
-        counts = condition if self.counts is None else self.counts & condition
-        return Kept(self.logits, counts, self.places, _any(samples_of(counts)))
-
-    @property
-    def samples(self) -> int | Tensor:
-        """How many samples count."""
-        return len(self.logits) if self.counts is None else _count(samples_of(self.counts))
 
 
 class Prediction(ABC):
@@ -73,163 +85,164 @@ class Prediction(ABC):
 
     logits: Tensor
 
-    def __init__(self, adapter: Adapter, x: Tensor) -> None:
+    def __init__(self, adapter: Predictor, x: Tensor) -> None:
         self.adapter = adapter
         self.x = x
 
-    def kept(self, keep: Tensor) -> Kept:
-        """What a mask of samples (B,) or of pixels (B, H, W) keeps."""
-        step, samples = self.adapter.step, samples_of(keep)
-        step.kept = keep
-        kept = self._some(keep, samples)
-        step.backwards = step.backwards + _count(samples)
+    def kept(self, keep: Tensor, subnetworks: SubNetworks | None = None) -> Kept:
+        """Return what a mask of samples (B,) or of pixels (B, H, W) keeps, perhaps predicted by sub-networks."""
+        samples = samples_of(keep)
+        self.adapter.step.kept = keep
+        kept = self._some(keep, samples, subnetworks)
+        self.adapter.step.count(backwards=_count(samples))
         return kept
 
-    def rows(self, keep: Tensor | None = None) -> Tensor:
-        """The kept logits alone, (K, C); without a mask, all of them in the shape of `logits`.
+    def rows(self, keep: Tensor | None = None, subnetworks: SubNetworks | None = None) -> Tensor:
+        """Return only the kept logits, (K, C); without a mask, all of them in the shape of `logits`.
 
-        K is read from the device: a method that asks for `kept` need not wait for it.
+        K is read from the device; a method that asks for `kept` need not wait for it.
         """
         if keep is not None:
-            kept = self.kept(keep)
+            kept = self.kept(keep, subnetworks)
             return kept.logits if kept.counts is None else kept_rows(kept.logits, kept.counts)
-        self.adapter.step.backwards = self.adapter.step.backwards + len(self.x)
-        return self._all()
+        self.adapter.step.count(backwards=len(self.x))
+        return self._all(subnetworks)
+
+    def again(self, kept: Kept, where: Callable[[Tensor], Tensor]) -> Kept:
+        """Run the same samples once more with the current parameters, and keep those with `where(logits) > 0`."""
+        again = self._again(kept)
+        still = where(again.logits) > 0
+        counts = still if again.counts is None else again.counts & still
+        samples = samples_of(counts)
+        self.adapter.step.count(backwards=_count(samples))
+        return Kept(again.logits, counts, again.places, _any(samples))
 
     @abstractmethod
-    def again(self, kept: Kept) -> Kept:
-        """The same samples by one more pass with a graph, of the parameters as they are now; counted a kept sample."""
+    def _all(self, subnetworks: SubNetworks | None) -> Tensor: ...
 
     @abstractmethod
-    def _all(self) -> Tensor: ...
+    def _some(self, keep: Tensor, samples: Tensor, subnetworks: SubNetworks | None) -> Kept: ...
 
     @abstractmethod
-    def _some(self, keep: Tensor, samples: Tensor) -> Kept: ...
+    def _again(self, kept: Kept) -> Kept: ...
+
+    def _pass(self, x: Tensor, *, varying: bool = False) -> Output:
+        """Run the full network in the method's mode."""
+        adapter = self.adapter
+        adapter.step.count(forwards=len(x))
+        return adapter.run(Pass(adapter.mode(len(x))), x, varying=varying)
 
 
 class Masked(Prediction):
     """One graph of the whole batch."""
 
-    def __init__(self, adapter: Adapter, x: Tensor) -> None:
+    def __init__(self, adapter: Predictor, x: Tensor) -> None:
         super().__init__(adapter, x)
-        self.graph = adapter.logits(x)
-        self.by_rows = adapter.runner.compiler.was_selective
-        """Whether its backward runs on some rows."""
+        self.graph, _, self.by_rows = self._pass(x)
         self.logits = self.graph.detach()
 
-    def _all(self) -> Tensor:
-        self.adapter.step.in_graph += len(self.x)
+    def _all(self, subnetworks: SubNetworks | None) -> Tensor:
+        if subnetworks is not None:
+            raise ValueError('a sub-network needs a pass of its own: strategy="replay-subset" or "replay"')
+        self.adapter.step.count(in_graph=len(self.x))
         return self.graph
 
-    def _some(self, keep: Tensor, samples: Tensor) -> Kept:
-        if self.adapter.part is not None and self.by_rows:
-            self.adapter.part.count(samples)
-        return Kept(self._all(), keep, None, _any(samples))
+    def _some(self, keep: Tensor, samples: Tensor, subnetworks: SubNetworks | None) -> Kept:
+        graph = self._all(subnetworks)
+        if self.by_rows:
+            self.adapter.execution.count(samples)
+        return Kept(graph, keep, None, _any(samples))
 
-    def again(self, kept: Kept) -> Kept:
-        """The whole batch, where its samples share BatchNorm's statistics; else the kept samples alone."""
+    def _again(self, kept: Kept) -> Kept:
+        """Run the whole batch where its samples share BatchNorm's statistics, otherwise only the kept samples."""
         adapter = self.adapter
         assert kept.counts is not None  # noqa: S101
         samples = samples_of(kept.counts)
         if adapter.coupled:
-            adapter.step.in_graph += len(self.x)
-            logits = adapter.logits(self.x)
-            adapter.step.forwards = adapter.step.forwards - len(self.x) + _count(samples)
+            adapter.step.count(forwards=_count(samples), in_graph=len(self.x))
+            logits = adapter.run(Pass(adapter.mode(len(self.x))), self.x).logits
             return Kept(logits, kept.counts, None, kept.any)
         places = samples.nonzero().squeeze(1)
-        adapter.step.in_graph += len(places)
-        logits = adapter.logits(self.x[places], fresh=True)
+        adapter.step.count(in_graph=len(places))
+        logits = self._pass(self.x[places], varying=True).logits
         return Kept(logits, None if kept.counts.dim() == 1 else kept.counts[places], places, kept.any)
 
 
 class Replay(Prediction):
     """Run the kept samples again, normalised as they were in the first pass."""
 
-    def __init__(self, adapter: Adapter, x: Tensor) -> None:
+    def __init__(self, adapter: Predictor, x: Tensor) -> None:
         super().__init__(adapter, x)
         with torch.no_grad():
-            self.logits = self._first()
+            self.logits, self.statistics, _ = self._first()
 
-    def _all(self) -> Tensor:
-        return self._again(self.x)
+    def _all(self, subnetworks: SubNetworks | None) -> Tensor:
+        return self._second(self.x, subnetworks)
 
-    def _some(self, keep: Tensor, samples: Tensor) -> Kept:
-        if self.adapter.part is not None:
-            return self._padded(keep, samples, self.adapter.part.count(samples))
-        places = samples.nonzero().squeeze(1)
-        if len(places) == 1 < len(samples) and self.adapter.engine.compiled and not self.adapter.coupled:
-            return self._padded(keep, samples, 2)  # a pass of one row would be compiled by itself
+    def _some(self, keep: Tensor, samples: Tensor, subnetworks: SubNetworks | None) -> Kept:
+        adapter = self.adapter
+        at_least = 2 if adapter.engine.compiled and not adapter.coupled else 1  # one row would be compiled separately
+        places, padded, count = adapter.execution.gather(samples, at_least=at_least, exact=self._exact)
+        if padded:
+            logits = self._second(self.x[places], subnetworks, count, _count(samples))
+            return Kept(logits, keep[places], places, samples.any())
         counts = None if keep.dim() == 1 else keep[places]
         if not len(places):
             return Kept(self.logits[:0], counts, places, any=False)
-        return Kept(self._again(self.x[places]), counts, places, any=True)
+        return Kept(self._second(self.x[places], subnetworks), counts, places, any=True)
 
-    def _padded(self, keep: Tensor, samples: Tensor, rows: int) -> Kept:
-        """The kept samples, and others up to a fixed number, which do not count."""
-        step, draw, places = self.adapter.step, self.adapter.draw, rows_first(samples, rows)
-        if draw is not None and self.adapter.part is None:
-            draw.real = int(samples.sum())
-        logits = self._again(self.x[places])
-        more = _count(samples) - rows
-        step.forwards, step.in_graph = step.forwards + more, step.in_graph + more
-        return Kept(logits, keep[places], places, samples.any())
+    def _again(self, kept: Kept) -> Kept:
+        return Kept(self._second(kept.of(self.x)), kept.counts, kept.places, kept.any)
 
-    def again(self, kept: Kept) -> Kept:
-        """The kept samples."""
-        return Kept(self._again(kept.of(self.x)), kept.counts, kept.places, kept.any)
+    @property
+    def _exact(self) -> bool:
+        """Whether padding would change the logits of the kept samples."""
+        return False
 
-    def _again(self, kept: Tensor) -> Tensor:
-        self.adapter.step.in_graph += len(kept)
-        return self._second(kept)
+    def _first(self) -> Output:
+        if not self.adapter.coupled:
+            return self._pass(self.x)
+        self.adapter.step.count(forwards=len(self.x))
+        return self.adapter.run(Pass("recorded"), self.x)
 
-    def _first(self) -> Tensor:
-        adapter = self.adapter
-        if not adapter.coupled:
-            return adapter.logits(self.x)
+    def _mode(self, size: int) -> Mode:
+        return "replayed" if self.adapter.coupled else self.adapter.mode(size)
 
-        def body(x: Tensor, _: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            with adapter.norm.recorded() as record:
-                logits = adapter.network(x)
-            statistics, adapter.norm.calls = flattened(record)
-            return (logits, *statistics)
-
-        logits, *self.statistics = adapter.runner("recorded", body, self.x)
-        return adapter.counted(logits)
-
-    def _second(self, kept: Tensor) -> Tensor:
-        adapter = self.adapter
-        if not adapter.coupled:
-            return adapter.logits(kept, fresh=True)
-
-        def body(x: Tensor, given: Sequence[Tensor]) -> tuple[Tensor]:
-            with adapter.norm.replayed(adapter.norm.unflattened(given, adapter.norm.calls)):
-                return (adapter.network(x),)
-
-        return adapter.counted(adapter.runner("replayed", body, kept, given=self.statistics, fresh=True)[0])
+    def _second(
+        self,
+        x: Tensor,
+        subnetworks: SubNetworks | None = None,
+        count: int | None = None,
+        samples: int | Tensor | None = None,
+    ) -> Tensor:
+        """Run rows again with a graph; of padded rows, only the samples count."""
+        number = len(x) if samples is None else samples
+        self.adapter.step.count(forwards=number, in_graph=number)
+        pass_ = Pass(self._mode(len(x)), subnetworks, replayed=tuple(self.statistics), count=count)
+        return self.adapter.run(pass_, x, varying=True).logits
 
 
 class ReplaySubset(Replay):
     """Run the kept samples again, normalised by their own statistics."""
 
-    def _first(self) -> Tensor:
-        return self.adapter.logits(self.x)
+    @property
+    def _exact(self) -> bool:
+        return self.adapter.coupled
 
-    def _second(self, kept: Tensor) -> Tensor:
-        return self.adapter.logits(kept, fresh=True)
+    def _first(self) -> Output:
+        return self._pass(self.x)
+
+    def _mode(self, size: int) -> Mode:
+        return self.adapter.mode(size)
 
 
 def samples_of(keep: Tensor) -> Tensor:
-    """Which samples a mask of samples or pixels keeps anything of."""
+    """Return which samples a mask of samples or pixels keeps anything of."""
     return keep if keep.dim() == 1 else keep.flatten(1).any(1)
 
 
-def rows_first(mask: Tensor, count: int) -> Tensor:
-    """Places of `count` rows: those in the mask in their order, then others."""
-    return torch.argsort(mask.logical_not().to(torch.uint8), stable=True)[:count]
-
-
 def _any(samples: Tensor) -> bool | Tensor:
-    """Read where that costs nothing."""
+    """Read it where that costs nothing."""
     return bool(samples.any()) if samples.device.type == "cpu" else samples.any()
 
 

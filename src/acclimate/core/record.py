@@ -1,53 +1,92 @@
-"""What a step did and what it cost."""
+"""The record of a step: what it kept, what it learned by, what it cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ..engine import Pass
 from ..functional import entropy
 
-__all__ = ["Count", "Passes", "Step", "Uncertainty"]
+__all__ = ["Passes", "Step", "Uncertainty"]
 
 
 class Uncertainty(NamedTuple):
-    """How unsure a network is of each sample, by a sub-network's second opinion."""
+    """How uncertain a network is of each sample, measured by a sub-network's second prediction.
+
+    >>> Uncertainty(model=torch.tensor([0.1]), data=torch.tensor([True])).data
+    tensor([True])
+    """
 
     model: Tensor
-    """The divergence L_c of Eq. (10): what more learning could reduce."""
+    """The divergence L_c of Eq. (10), which further learning could reduce."""
     data: Tensor
     """Whether the two predict different classes (C(x) = −1, Eq. 13): the sample is near a decision boundary."""
 
 
 @dataclass
 class Step:
-    """The record of one batch, `adapter.last`. Tensors stay on their device: only reading one waits for it."""
+    """The record of one batch, `adapter.last`. Tensors stay on their device; only reading one waits for it.
+
+    >>> step = Step(size=2, logits=torch.zeros(2, 4))
+    >>> step.entropy
+    tensor([1.3863, 1.3863])
+    """
 
     size: int
     logits: Tensor | None = None
     kept: Tensor | None = None
-    """S(x) > 0, a sample or a pixel; None where the method learns from everything or from nothing."""
+    """S(x) > 0 per sample or pixel; None where the method learns from everything or from nothing."""
     forwards: int | Tensor = 0
     backwards: int | Tensor = 0
     """Samples whose logits received a gradient: the paper's count for EATA, EATA-C and SAR."""
     in_graph: int | Tensor = 0
-    """Samples that were in the graph of a backward pass: the paper's count for ROID."""
+    """Samples in the graph of a backward pass: the paper's count for ROID."""
     taken: bool | Tensor = False
-    """Whether a step was taken; a tensor where only the device knows."""
+    """Whether an update was made; a tensor where only the device knows."""
     losses: dict[str, Tensor] = field(default_factory=dict)
-    """The terms of the loss, whether or not a step was taken."""
+    """The terms of the loss, whether or not an update was made."""
     opinions: Uncertainty | None = None
-    """Of each sample of a second pass."""
+    """Of each sample that a sub-network has predicted."""
     counts: Tensor | None = None
-    """Which of them were kept; None: all."""
+    """Which of them were kept; None means all."""
+    graph: tuple[Pass, int] | None = None
+    """The last pass with a graph, and its batch size: a backward runs in its contexts, for networks that recompute
+    activations."""
+
+    def count(self, forwards: int | Tensor = 0, backwards: int | Tensor = 0, in_graph: int | Tensor = 0) -> None:
+        """Add passes, one per sample."""
+        self.forwards, self.backwards = self.forwards + forwards, self.backwards + backwards
+        self.in_graph = self.in_graph + in_graph
+
+    def add(self, other: Step) -> None:
+        """Add the passes of another record."""
+        self.count(other.forwards, other.backwards, other.in_graph)
+        self.taken = other.taken or self.taken
+
+    def copy(self) -> Step:
+        """Return a copy with tensors of its own."""
+        return replace(self, **{f.name: _copy(getattr(self, f.name)) for f in fields(self)})
+
+    def reject(self, sound: Tensor) -> None:
+        """Count nothing where the batch was rejected on the device."""
+        self.forwards = self.forwards * sound.all()
+
+    def assess(self, opinions: Uncertainty, counts: Tensor | None) -> None:
+        """Note the uncertainty of each sample that a sub-network has predicted, of which some count."""
+        self.opinions, self.counts = opinions, counts
+
+    def finish(self, logits: Tensor) -> None:
+        """Close the record: backward passes count only where an update was made."""
+        self.backwards, self.in_graph = self.backwards * self.taken, self.in_graph * self.taken
+        self.logits, self.graph = logits.detach(), None
 
     @property
     def entropy(self) -> Tensor | None:
-        """H of each prediction, computed when asked for."""
+        """H of each prediction, computed when read."""
         return None if self.logits is None else entropy(self.logits)
 
     @property
@@ -57,44 +96,34 @@ class Step:
 
     @property
     def terms(self) -> dict[str, Tensor]:
-        """The loss, term by term; empty where no step was taken."""
+        """The terms of the loss by name; empty where no update was made."""
         return self.losses if self.updated else {}
 
     @property
     def loss(self) -> Tensor | None:
-        """The sum of the terms; None where no step was taken."""
+        """The sum of the terms; None where no update was made."""
         return torch.stack([*self.losses.values()]).sum() if self.updated else None
 
     @property
     def uncertainty(self) -> Uncertainty | None:
-        """Of each kept sample, from methods that measure it; None where no step was taken."""
+        """Of each kept sample, from methods that measure it; None where no update was made."""
         if self.opinions is None or not self.updated:
             return None
         return self.opinions if self.counts is None else Uncertainty(*(o[self.counts] for o in self.opinions))
 
 
-class Count(nn.Module):
-    """A count that is part of an adapter's state but stays on the host, where reading it waits for no device."""
-
-    value: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("value", torch.zeros((), dtype=torch.int64))
-
-    def add(self, number: int) -> None:
-        """Count on, in place: a recorded step knows state by its address."""
-        self.value += number
-
-    def __int__(self) -> int:
-        return int(self.value)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:  # noqa: ARG002
-        return self
+def _copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, Uncertainty):
+        return Uncertainty(*map(_copy, value))
+    if isinstance(value, dict):
+        return {name: _copy(each) for name, each in value.items()}
+    return value
 
 
 class Passes(nn.Module):
-    """Per-sample counts since the last reset: forwards, and backwards counted both ways (see `Step`)."""
+    """Passes per sample since the last reset: forwards, and backwards counted in both ways (see `Step`)."""
 
     forwards: Tensor
     backwards: Tensor
@@ -112,5 +141,5 @@ class Passes(nn.Module):
         self.in_graph += step.in_graph
 
     def extra_repr(self) -> str:
-        """The three counts."""
+        """Show the three counts."""
         return f"forwards={int(self.forwards)}, backwards={int(self.backwards)}, in_graph={int(self.in_graph)}"

@@ -1,45 +1,176 @@
-"""Snapshots of an adapter, in memory and as one safetensors file."""
+"""Everything that changes as an adapter learns: copied, restored, and moved between devices."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_bytes
-from torch import Tensor
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch import Generator, Tensor, nn
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from .._version import __version__
-from ..files import write_bytes
+from ..engine.capture import Slot
+from ..parts.copying import copies, copy_all
 
-__all__ = ["Snapshot", "StateError"]
-
-_FORMAT = "acclimate-state"
-_VERSION = 1
+__all__ = ["Snapshot", "State", "StateError", "method_modules"]
 
 
 class StateError(ValueError):
-    """A state that does not belong to this adapter, or a file that is not whole. Nothing was changed."""
+    """A state does not fit this adapter, or a file is damaged. Nothing was changed.
+
+    >>> issubclass(StateError, ValueError)
+    True
+    """
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of everything that changes between batches: tensors, and the optimizer's settings."""
+    """A copy of everything that changes between batches: tensors, and the optimizer's settings.
+
+    >>> Snapshot({"parameter/norm.weight": torch.ones(3)}, {}).tensors["parameter/norm.weight"]
+    tensor([1., 1., 1.])
+    """
 
     tensors: Mapping[str, Tensor]
     settings: Mapping[str, Any]
 
+    def parts(self) -> dict[str, dict[str, Tensor]]:
+        """Return the tensors by kind: parameter, state, optimizer, generator."""
+        parts: dict[str, dict[str, Tensor]] = {kind: {} for kind in ("parameter", "state", "optimizer", "generator")}
+        for name, tensor in self.tensors.items():
+            kind, rest = name.split("/", 1)
+            parts[kind][rest] = tensor
+        return parts
 
-def optimizer_state(optimizer: Optimizer | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimizer's state, as named tensors, its own, and what is left, of plain values."""
+
+class State:
+    """Adapted parameters, optimizer, generator, and the persistent buffers of an adapter outside its network.
+
+    Non-persistent buffers are constants that only move with the device.
+    """
+
+    def __init__(
+        self,
+        adapter: nn.Module,
+        parameters: Mapping[str, Parameter],
+        optimizer: Optimizer | None,
+        generator: Generator,
+        belongs: Mapping[str, Any],
+    ) -> None:
+        self.adapter, self.parameters = adapter, parameters
+        """`parameters` are those whose changes outlast a call."""
+        self.optimizer, self.generator = optimizer, generator
+        self.belongs = belongs
+        """What must be equal for a state to fit, besides names and shapes."""
+        self._source: Snapshot | None = None
+
+    def source(self) -> Snapshot:
+        """Return the state before the first batch, copied when it is first asked for."""
+        if self._source is None:
+            self._source = self.copy()
+        return self._source
+
+    def source_parameters(self) -> dict[str, Tensor]:
+        """Return θ°, the adapted parameters before the first batch, by name."""
+        return self.source().parts()["parameter"]
+
+    def copy(self) -> Snapshot:
+        """Return a copy of the current state."""
+        optimizer, settings = _optimizer_state(self.optimizer)
+        settings["belongs"] = dict(self.belongs)
+        tensors: dict[str, Tensor] = {f"parameter/{name}": p for name, p in self.parameters.items()}
+        for name, module, key in self.slots():
+            if (value := getattr(module, key)) is not None:
+                tensors[f"state/{name}"] = value
+        tensors |= {f"optimizer/{name}": t for name, t in optimizer.items()}
+        return Snapshot({**copies(tensors), "generator/state": self.generator.get_state()}, settings)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot; raise, and change nothing, where it does not fit."""
+        parts = snapshot.parts()
+        self._check_fit(parts, snapshot.settings)
+        _restore_optimizer(self.optimizer, parts["optimizer"], snapshot.settings)
+        self._restore_parameters(parts)
+        self._restore_slots(parts, self.slots())
+        self.generator.set_state(parts["generator"]["state"].cpu())
+
+    @torch.no_grad()
+    def start_over(self, *names: str, optimizer: bool = True) -> None:
+        """Restore network and optimizer from the source, and the method's state under these names only."""
+        source = self.source()
+        parts = source.parts()
+        self._restore_parameters(parts)
+        if optimizer:
+            _restore_optimizer(self.optimizer, parts["optimizer"], source.settings)
+        self._restore_slots(parts, (slot for slot in self.slots() if slot[0].split(".")[0] in names))
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield where the method keeps its state: the persistent buffers outside the network."""
+        for path, module in method_modules(self.adapter):
+            for key in module._buffers:
+                if key not in module._non_persistent_buffers_set:
+                    yield f"{path}.{key}".lstrip("."), module, key
+
+    def move(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Apply a move or a cast to the optimizer's state and the source."""
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(self.optimizer.state_dict())
+        if self._source is not None:
+            moved = {n: t if n.startswith("generator/") else fn(t) for n, t in self._source.tensors.items()}
+            self._source = Snapshot(moved, self._source.settings)
+
+    def _restore_parameters(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+        values = [parts["parameter"][name] for name in self.parameters]
+        copy_all([p.detach() for p in self.parameters.values()], values)
+
+    def _restore_slots(self, parts: Mapping[str, Mapping[str, Tensor]], slots: Iterable[Slot]) -> None:
+        for name, module, key in slots:
+            value, now = parts["state"].get(name), getattr(module, key)
+            if value is None and now is not None and getattr(module, "zero_is_empty", False):
+                now.zero_()
+            elif value is None or now is None:
+                like = next(iter(self.adapter.parameters()), torch.empty(0))
+                setattr(module, key, None if value is None else value.to(like.device, copy=True))
+            elif (now.shape, now.dtype) == (value.shape, value.dtype):
+                now.copy_(value)  # in place, where recorded steps read it
+            else:
+                setattr(module, key, value.to(now.device, copy=True))
+
+    def _check_fit(self, parts: Mapping[str, Mapping[str, Tensor]], settings: Mapping[str, Any]) -> None:
+        theirs = settings.get("belongs") or {}
+        if theirs != self.belongs:
+            what = next(key for key, value in self.belongs.items() if value != theirs.get(key))
+            raise StateError(f"the state belongs to an adapter with other {what}: {theirs.get(what)}")
+        here = {name: p.shape for name, p in self.parameters.items()}
+        there = {name: t.shape for name, t in parts["parameter"].items()}
+        if here != there:
+            raise StateError(
+                f"the state adapts {len(there)} parameters and this adapter {len(here)}, or their shapes differ: it "
+                "belongs to another model or another choice of parameters"
+            )
+        if unknown := parts["state"].keys() - {name for name, _, _ in self.slots()}:
+            raise StateError(f"the state belongs to another method: it holds {', '.join(sorted(unknown))}")
+        source = self.source().parts()
+        for name, tensor in source["state"].items():
+            if name not in parts["state"] or parts["state"][name].shape != tensor.shape:
+                raise StateError(f"the state belongs to a method with other settings: its {name} does not fit")
+        if parts["generator"]["state"].shape != source["generator"]["state"].shape:
+            raise StateError("the state's random generator is of another kind")
+
+
+def method_modules(adapter: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the adapter and the modules in it that belong to the method, without the network."""
+    yield "", adapter
+    for name, module in adapter.named_children():
+        if name != "model":
+            yield from module.named_modules(prefix=name)
+
+
+def _optimizer_state(optimizer: Optimizer | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return an optimizer's state: its tensors by name, and the rest, which is plain values."""
     if optimizer is None:
         return {}, {}
     packed = optimizer.state_dict()
@@ -53,11 +184,12 @@ def optimizer_state(optimizer: Optimizer | None) -> tuple[dict[str, Tensor], dic
     return tensors, {"groups": deepcopy(packed["param_groups"]), "values": values}
 
 
-def restore_optimizer(optimizer: Optimizer | None, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
-    """The reverse of `optimizer_state`; in place where it can be, since a recorded step reads it there."""
+def _restore_optimizer(optimizer: Optimizer | None, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
+    """Invert `_optimizer_state`, in place where possible: recorded steps read it there."""
     if optimizer is None:
         return
-    here = {index: optimizer.state.get(p, {}) for index, p in enumerate(_parameters(optimizer))}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    here = {index: optimizer.state.get(p, {}) for index, p in enumerate(parameters)}
     places = {f"{index}/{key}": value for index, state in here.items() for key, value in state.items()}
     if places.keys() == tensors.keys() and all(_alike(places[name], tensors[name]) for name in places):
         copy_all([places[name] for name in tensors], [*tensors.values()])
@@ -71,99 +203,5 @@ def restore_optimizer(optimizer: Optimizer | None, tensors: Mapping[str, Tensor]
     optimizer.load_state_dict({"state": state, "param_groups": deepcopy(settings["groups"])})
 
 
-def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-
-
 def _alike(a: Any, b: Tensor) -> bool:
     return isinstance(a, Tensor) and (a.shape, a.dtype) == (b.shape, b.dtype)
-
-
-def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of all tensors, by one copy for each device and type: a copy for each would cost a launch each."""
-    kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
-    for name, tensor in tensors.items():
-        kinds.setdefault((tensor.device, tensor.dtype), []).append(name)
-    copied: dict[str, Tensor] = {}
-    for names in kinds.values():
-        flat = torch.cat([tensors[name].detach().flatten() for name in names])
-        parts = torch.split(flat, [tensors[name].numel() for name in names])
-        copied |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
-    return {name: copied[name] for name in tensors}
-
-
-def copy_all(places: list[Tensor], values: list[Tensor]) -> None:
-    """Each value to its place, in few launches."""
-    if places:
-        with _unsafe_preserve_version_counter(tuple(places)):  # recorded steps live through a restore
-            torch._foreach_copy_(places, [v.to(p.device) for p, v in zip(places, values, strict=True)])
-
-
-def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """A hash of named tensors: names, types, shapes and every byte."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in tensors:
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def write(path: str | Path, snapshot: Snapshot, *, method: str, call: str, model: str) -> None:
-    """One file, whole or not at all: written beside its place and moved there."""
-    tensors = {name: t.cpu().clone() for name, t in snapshot.tensors.items()}  # views of one copy share its memory
-    try:
-        settings = json.dumps(snapshot.settings)
-    except TypeError as error:
-        raise StateError(f"the optimizer's settings cannot be written to a file: {error}") from error
-    metadata = {
-        "format": _FORMAT,
-        "version": str(_VERSION),
-        "method": method,
-        "call": call,
-        "model": model,
-        "settings": settings,
-        "acclimate": __version__,
-    }
-    metadata["checksum"] = _checksum(tensors, metadata)
-    path = Path(path)
-    if path.is_dir() or not path.parent.is_dir():
-        raise FileNotFoundError(
-            f"cannot save to {path}: {'it is a folder' if path.is_dir() else 'its folder is not there'}"
-        )
-    write_bytes(path, to_bytes(tensors, metadata))
-
-
-def read(path: str | Path, *, method: str, model: str) -> tuple[Snapshot, str]:
-    """The snapshot in a file and the call of the adapter that wrote it. Refuses any other method's or model's."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no adapter state at {path}")
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise StateError(f"{path} is damaged or no safetensors file: {error}") from error
-    if metadata.get("format") != _FORMAT:
-        raise StateError(f"{path} is a safetensors file, but not one that an adapter saved")
-    if metadata.get("version") != str(_VERSION):
-        raise StateError(
-            f"{path} has state version {metadata.get('version')}, written by acclimate {metadata.get('acclimate')}; "
-            f"acclimate {__version__} reads version {_VERSION}"
-        )
-    if metadata.get("checksum") != _checksum(tensors, metadata):
-        raise StateError(f"{path} is damaged: its checksum does not match its content")
-    if metadata["method"] != method:
-        raise StateError(f"{path} is a state of {metadata['method']}, not of {method}")
-    if metadata["model"] != model:
-        raise StateError(f"{path} was saved for another model: the source weights differ")
-    settings = json.loads(metadata["settings"])
-    for group in settings.get("groups", []):  # JSON has no tuples: Adam's betas are one
-        group |= {key: tuple(v) for key, v in group.items() if key != "params" and isinstance(v, list)}
-    return Snapshot(tensors, settings), metadata["call"]
-
-
-def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    words = sorted((key, value) for key, value in metadata.items() if key != "checksum")
-    content = fingerprint(sorted(tensors.items()))
-    return hashlib.blake2b(f"{content} {words}".encode(), digest_size=16).hexdigest()

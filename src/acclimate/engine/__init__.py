@@ -1,11 +1,24 @@
-"""How passes run fast: precision, layout, compilation, a backward on the kept samples alone, CUDA graphs.
+"""How passes run fast: precision, layout, compilation, a backward pass on the kept samples, CUDA graphs.
 
 Nothing of torch.compile is imported before a pass is compiled.
 """
 
-from .choice import Engine, Precision, choose
-from .graphs import Graphs, Part, recordable
-from .pieces import Pieces
-from .runner import Runner
+from .choice import TESTED_TORCH, Engine, Precision, choose
+from .execution import Execution, Live
+from .passes import Pass
+from .recorder import Recorder, recordable
+from .runner import Output, Runner
 
-__all__ = ["Engine", "Graphs", "Part", "Pieces", "Precision", "Runner", "choose", "recordable"]
+__all__ = [
+    "TESTED_TORCH",
+    "Engine",
+    "Execution",
+    "Live",
+    "Output",
+    "Pass",
+    "Precision",
+    "Recorder",
+    "Runner",
+    "choose",
+    "recordable",
+]

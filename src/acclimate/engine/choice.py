@@ -1,4 +1,4 @@
-"""Which engine: what one word, `engine="auto"`, stands for on a machine."""
+"""Which engine: what `engine="auto"` stands for on this machine."""
 
 from __future__ import annotations
 
@@ -8,24 +8,30 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import nn
 
-__all__ = ["Engine", "Precision", "choose"]
+__all__ = ["TESTED_TORCH", "Engine", "Precision", "choose"]
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
+
+TESTED_TORCH = ("2.11", "2.13")
+"""Versions of torch that the compiled engine is tested on. On others it falls back to eager where torch differs."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """How passes run. Parameters that adapt, optimizer and losses are in single precision whatever it says.
+    """How passes run. Adapted parameters, optimizer and losses are in single precision in every engine.
+
+    >>> Engine("bf16", channels_last=True).compiled
+    False
 
     Args:
         precision: `"fp32"` leaves torch's settings as they are, `"tf32"` allows TF32 in matrix products, `"bf16"` runs
-            the network under autocast, with bfloat16 copies of the weights that do not adapt.
-        channels_last: convolutions in the layout that tensor cores read.
-        compiled: passes go through torch.compile.
-        lean: a compiled backward computes norm layers and activations again instead of saving them: less memory, for
-            some more time.
-        graphs: steps without a branch on data are recorded as CUDA graphs and replayed. NaN in a batch is then told
-            with a later call; the batch is refused at once all the same.
+            the network under autocast, with bfloat16 copies of the frozen weights.
+        channels_last: run convolutions in the memory format of tensor cores.
+        compiled: run passes through torch.compile.
+        lean: recompute norm layers and activations in a compiled backward instead of saving them. This saves memory and
+            takes more time.
+        graphs: record steps that do not branch on data as CUDA graphs. A batch with NaN is then rejected at once, but
+            the exception is raised by a later call.
     """
 
     precision: Precision = "fp32"
@@ -47,7 +53,7 @@ def choose(
     *,
     moved: bool = False,
 ) -> Engine:
-    """The engine that is asked for, on this device."""
+    """Return the engine that was asked for on this device; a model that `moved` off the GPU loses CUDA graphs."""
     cuda = device.type == "cuda"
     if isinstance(engine, Engine):
         chosen = engine
@@ -57,7 +63,7 @@ def choose(
         chosen = Engine(graphs=cuda)
     elif engine == "auto":
         convolves = any(isinstance(m, nn.Conv2d) and (cuda or m.kernel_size != m.stride) for m in model.modules())
-        chosen = Engine(_best(device), channels_last=convolves, compiled=True, graphs=cuda)
+        chosen = Engine(_best_precision(device), channels_last=convolves, compiled=True, graphs=cuda)
     else:
         raise ValueError(f'engine={engine!r}: expected "eager", "recorded", "auto" or an acclimate.Engine')
     if moved and not cuda:
@@ -65,9 +71,9 @@ def choose(
     if chosen.graphs and not cuda:
         raise ValueError(f"engine={engine!r} records CUDA graphs, and the model is on {device}")
     if device.type == "cpu" and any(isinstance(m, nn.GroupNorm) for m in model.modules()):
-        chosen = replace(chosen, channels_last=False)  # torch 2.13's backward of GroupNorm crashes in it
+        chosen = replace(chosen, channels_last=False)  # the backward of GroupNorm in torch 2.13 crashes in this format
     return chosen if precision is None else replace(chosen, precision=precision)
 
 
-def _best(device: torch.device) -> Precision:
+def _best_precision(device: torch.device) -> Precision:
     return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"

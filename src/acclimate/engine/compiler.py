@@ -1,105 +1,147 @@
-"""The compiled passes of one adapter: found again, checked as they start, given up where they do not fit."""
+"""The compiled passes of one network: each is compiled once, verified, and replaced by eager code where that fails."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import Parameter
 
-from .call import Call, Pass
+from ..parts.batchnorm import Normalisation
+from .choice import TESTED_TORCH, Engine
+from .passes import Body
 
 if TYPE_CHECKING:
-    from ..core.adapter import Adapter
     from .selective import SelectiveBackward
     from .tracing import CompiledPass
 
 __all__ = ["Compiler"]
 
 _TOLERANCE = {"fp32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}
-"""Of what is compiled against what is eager, logits and a selective backward's gradients, as a share of the norm."""
+"""Largest relative difference between compiled and eager logits, and gradients of a selective backward."""
 _FEW = 8
 
 
-class Compiler:
-    """Compiles each kind of pass once."""
+@dataclass(frozen=True)
+class _Call:
+    """One call of a pass."""
 
-    def __init__(self, adapter: Adapter) -> None:
-        self.adapter = adapter
-        self.was_selective = False
-        """Whether the backward of the last pass runs on some rows."""
+    body: Body
+    x: Tensor
+    tensors: Mapping[str, Tensor]
+    """Used instead of the network's own."""
+    engine: Engine
+    varying: bool
+    """The batch size changes from call to call."""
+    sparse: bool
+    coupled: bool
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether it is compiled for any batch size."""
+        return self.varying or self.sparse
+
+    def key(self) -> Hashable:
+        """Return the key of its compiled code."""
+        x, pass_ = self.x, self.body.pass_
+        size = len(x) if isinstance(pass_.statistics, float) else len(x) == 1  # a blend depends on the batch size
+        kind = (pass_, pass_.batched, self.sparse, torch.is_grad_enabled())
+        return kind, size, x.requires_grad, x.shape[1:], x.dtype, len(self.tensors)
+
+    def run(self) -> Sequence[Tensor]:
+        """Run eagerly."""
+        return self.body.run(self.x, self.tensors)
+
+
+class Compiler:
+    """Compiles each pass of a network once."""
+
+    def __init__(self, model: nn.Module, normalisation: Normalisation, adapted: Sequence[Parameter]) -> None:
+        self.model, self.normalisation, self.adapted = model, normalisation, adapted
         self._compiled: dict[Hashable, CompiledPass | None] = {}  # None: it runs eagerly
-        self._sizes: dict[Hashable, int] = {}  # of the first batch, which most will have
+        self._sizes: dict[Hashable, int] = {}  # batch size of the first call
         self._by_size: set[Hashable] = set()  # passes that are compiled for each batch size
-        self._told = False
+        self._warned = False
 
     @property
     def compiled_passes(self) -> int:
-        """Kinds of passes that are compiled."""
+        """The number of compiled passes."""
         return sum(p is not None for p in self._compiled.values())
 
     @property
     def eager_passes(self) -> int:
-        """Kinds of passes that could not be."""
+        """The number of passes that could not be compiled."""
         return len(self._compiled) - self.compiled_passes
 
     @property
     def selective_passes(self) -> int:
-        """Kinds of passes whose backward runs on some rows."""
+        """The number of passes with a backward on some rows."""
         return len(self.backends())
 
     def backends(self) -> list[SelectiveBackward]:
-        """Of those."""
+        """Return the backends of those."""
         return [p.backend for p in self._compiled.values() if p is not None and p.backend is not None]
 
-    def __call__(self, call: Call) -> Sequence[Tensor]:
-        """Run it compiled, or eagerly where that was not possible."""
+    def __call__(
+        self,
+        body: Body,
+        x: Tensor,
+        tensors: Mapping[str, Tensor],
+        engine: Engine,
+        *,
+        varying: bool,
+        sparse: bool,
+        coupled: bool,
+    ) -> tuple[Sequence[Tensor], bool]:
+        """Run a pass; return what its body returns, and whether its backward runs on some rows."""
+        return self._run(_Call(body, x, tensors, engine, varying, sparse, coupled))
+
+    def _run(self, call: _Call) -> tuple[Sequence[Tensor], bool]:
         key = call.key()
         if not call.dynamic and len(call.x) != self._sizes.setdefault(key, len(call.x)):
-            key, call = (key, _scale(len(call.x))), replace(call, fresh=True)
-        if self.adapter.by_size or key in self._by_size:
+            key, call = (key, _scale(len(call.x))), replace(call, varying=True)
+        if key in self._by_size:
             key = key, len(call.x)
         if key not in self._compiled:
             with torch.no_grad():
-                expected = replace(call, x=call.x.detach()).run(self.adapter.model)[0]
+                expected = replace(call, x=call.x.detach()).run()[0]
             if not bool(expected.isfinite().all()):
-                return call.run(self.adapter.model)  # nothing to compare with: the next batch will do
+                return call.run(), False  # nothing to compare with: compile at the next batch
             self._compiled[key] = self._compile(call, expected)
         compiled = self._compiled[key]
         if compiled is None:
-            return call.run(self.adapter.model)
+            return call.run(), False
         if compiled.size not in (None, len(call.x)):
             self._by_size.add(key)
-            return self(call)
-        self.was_selective = compiled.backend is not None
+            return self._run(call)
         try:
-            return compiled(call.x, call.given, self._tensors(call))
-        except torch._dynamo.exc.TorchDynamoException as error:  # at another batch size, compiled anew
-            self._tell(error)
+            return compiled(call.x, call.body.pass_.given, self._tensors(call)), compiled.backend is not None
+        except torch._dynamo.exc.TorchDynamoException as error:  # another batch size is compiled on its first call
+            self._warn(error)
             self._compiled[key] = None
-            return call.run(self.adapter.model)
+            return call.run(), False
 
-    def _compile(self, call: Call, expected: Tensor) -> CompiledPass | None:
-        """Compile a pass and see that it does what the eager one does; None, with a warning, where that fails."""
+    def _compile(self, call: _Call, expected: Tensor) -> CompiledPass | None:
+        """Compile a pass and verify it against the eager one; return None, with a warning, where that fails."""
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's own, of its parts
+                warnings.simplefilter("ignore")  # deprecations inside torch
                 from .selective import repeatable
-                from .tracing import CompiledPass  # it takes a second to import
+                from .tracing import CompiledPass  # takes a second to import
 
-                module = Pass(self.adapter.model, call.body)
                 compiled = CompiledPass(
-                    module,
+                    call.body,
                     call.x,
-                    call.given,
+                    call.body.pass_.given,
                     self._tensors(call),
-                    batched=call.batched,
-                    selective=call.selective,
-                    lean=self.adapter.engine.lean,
+                    batched=call.body.pass_.batched,
+                    selective=call.sparse,
+                    lean=call.engine.lean,
                     dynamic=call.dynamic,
                 )
                 with repeatable():
@@ -107,73 +149,77 @@ class Compiler:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            self._tell(error, selective=call.selective)
-            return self._compile(replace(call, selective=False), expected) if call.selective else None
+            self._warn(error, selective=call.sparse)
+            return self._compile(replace(call, sparse=False), expected) if call.sparse else None
         return compiled
 
-    def _verify(self, compiled: CompiledPass, call: Call, expected: Tensor) -> None:
-        """The logits against the eager ones; gradients of some rows against those of an eager backward."""
-        logits = compiled(call.x, call.given, self._tensors(call))[0]
-        self._agree(logits.detach(), expected, "logits")
+    def _verify(self, compiled: CompiledPass, call: _Call, expected: Tensor) -> None:
+        """Compare logits with the eager ones, and gradients of some rows with those of an eager backward."""
+        given, tensors = call.body.pass_.given, self._tensors(call)
+        logits = compiled(call.x, given, tensors)[0]
+        _agree(logits.detach(), expected, "logits", call.engine)
         if compiled.backend is None:
             return
         weights = torch.linspace(0.5, 1.5, logits.numel(), device=logits.device, dtype=logits.dtype).view_as(logits)
         weights[torch.arange(len(logits), device=logits.device) % 3 != 1] = 0
         del logits  # one graph at a time
         self._probe(compiled, call)
-        found = self._gradients(compiled(call.x, call.given, self._tensors(call))[0], weights)
-        few = len(call.x) if self.adapter.coupled else _FEW  # at a time: eager passes need more memory
+        found = self._gradients(compiled(call.x, given, tensors)[0], weights)
+        few = len(call.x) if call.coupled else _FEW  # eager passes need more memory
         parts = [
-            self._gradients(replace(call, x=x).run(self.adapter.model)[0], of_them)
+            self._gradients(replace(call, x=x).run()[0], of_them)
             for x, of_them in zip(torch.split(call.x, few), torch.split(weights, few), strict=True)
         ]
-        self._agree(found, torch.stack(parts).sum(0), "gradients of a selective backward")
+        _agree(found, torch.stack(parts).sum(0), "gradients of a selective backward", call.engine)
 
     def _gradients(self, logits: Tensor, weights: Tensor) -> Tensor:
-        parts = torch.autograd.grad(logits, self.adapter.adapted, weights, allow_unused=True, materialize_grads=True)
+        parts = torch.autograd.grad(logits, self.adapted, weights, allow_unused=True, materialize_grads=True)
         return torch.cat([g.flatten() for g in parts])
 
-    def _probe(self, compiled: CompiledPass, call: Call) -> None:
-        """Two backwards of batches that differ in one image: they show where rows lie."""
+    def _probe(self, compiled: CompiledPass, call: _Call) -> None:
+        """Run two backwards of batches that differ in one image: they show where its row lies in saved tensors."""
         assert compiled.backend is not None  # noqa: S101
         compiled.backend.probing = row = 1
         try:
             for sign in (1, -1):
                 x = call.x.clone()
                 x[row] = sign * (x[row] + 1)
-                logits = compiled(x, call.given, self._tensors(call))[0]
-                torch.autograd.grad(logits.sum(), self.adapter.adapted, allow_unused=True)
+                logits = compiled(x, call.body.pass_.given, self._tensors(call))[0]
+                torch.autograd.grad(logits.sum(), self.adapted, allow_unused=True)
         finally:
             compiled.backend.probing = None
 
-    def _agree(self, ours: Tensor, expected: Tensor, what: str) -> None:
-        off = float((ours - expected).norm() / expected.norm().clamp(min=1e-12))
-        if not off <= _TOLERANCE[self.adapter.engine.precision]:
-            raise ArithmeticError(f"its {what} differ by {off:.2g} of their norm")
-
-    def _tell(self, error: Exception, *, selective: bool = False) -> None:
-        """One warning an adapter."""
-        if self._told:
+    def _warn(self, error: Exception, *, selective: bool = False) -> None:
+        """Warn once per network."""
+        if self._warned:
             return
-        self._told = True
-        network, why = type(self.adapter.model).__name__, next(iter(str(error).strip().splitlines()), "")
+        self._warned = True
+        network, why = type(self.model).__name__, next(iter(str(error).strip().splitlines()), "")
         what = (
-            f"a backward of some rows does not fit {network}, whose backward runs on all of them"
+            f"selective backward is not supported for {network}; using the full backward (slower)"
             if selective
-            else f"the engine cannot compile {network}, which runs eagerly instead"
+            else f"cannot compile {network}; running it eagerly (slower)"
         )
-        warnings.warn(f"{what}, and more slowly: {type(error).__name__}: {why}", stacklevel=2)
+        version = torch.__version__
+        untested = not version.startswith(tuple(f"{tested}." for tested in TESTED_TORCH))
+        hint = f" The compiled engine is tested on torch {' and '.join(TESTED_TORCH)}; this is {version}." * untested
+        warnings.warn(f"{what}: {type(error).__name__}: {why}.{hint}", stacklevel=2)
 
-    def _tensors(self, call: Call) -> dict[str, Tensor]:
-        """All tensors of the network by name, with those that the call has in their place."""
+    def _tensors(self, call: _Call) -> dict[str, Tensor]:
+        """Return all tensors of the network by name, with those of the call in their place."""
         return {**self._own, **call.tensors}
 
     @cached_property
     def _own(self) -> dict[str, Tensor]:
-        model = self.adapter.model
-        return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+
+
+def _agree(ours: Tensor, expected: Tensor, what: str, engine: Engine) -> None:
+    off = float((ours - expected).norm() / expected.norm().clamp(min=1e-12))
+    if not off <= _TOLERANCE[engine.precision]:
+        raise ArithmeticError(f"its {what} differ by {off:.2g} of their norm")
 
 
 def _scale(size: int) -> int:
-    """Sizes within a factor of four share code: what is fast for 256 images is not for four."""
+    """Return the scale of a batch size: sizes within a factor of four share code."""
     return size.bit_length() // 2

@@ -1,101 +1,104 @@
-"""How an adapter's passes run: precision, layout, compilation; eagerly where nothing else fits."""
+"""Runs the passes of one network: precision, memory format, compilation; eagerly where nothing else works."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from copy import deepcopy
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import Parameter
 
+from ..parts.batchnorm import Normalisation
 from ..parts.parameters import norm_parameters
-from .call import Call
 from .choice import Engine
 from .compiler import Compiler
-from .graphs import Part
+from .passes import Body, Pass
 
-if TYPE_CHECKING:
-    from ..core.adapter import Adapter
-    from ..parts.subnetwork import Draw
-    from .call import Body
+__all__ = ["Output", "Runner"]
 
-__all__ = ["Runner"]
+
+class Output(NamedTuple):
+    """What a pass returns."""
+
+    logits: Tensor
+    statistics: Sequence[Tensor] = ()
+    """Of BatchNorm, where the pass records them."""
+    by_rows: bool = False
+    """Whether the backward runs only on the rows that have a gradient."""
 
 
 class Runner:
-    """Runs the passes of one adapter."""
+    """Runs passes of a network, of which some parameters adapt and the rest is frozen."""
 
-    def __init__(self, adapter: Adapter) -> None:
-        self.adapter = adapter
-        self.compiler = Compiler(adapter)
-        self._plain = False
-        self._held: dict[str, Tensor] = {}
+    def __init__(self, model: nn.Module, adapted: Mapping[str, Parameter], engine: Engine) -> None:
+        chosen = set(map(id, adapted.values()))
+        self.model, self.adapted = model, adapted
+        self.frozen = {name: p for name, p in model.named_parameters() if id(p) not in chosen}
+        self.normalisation = Normalisation(model)
+        self._engine = engine
+        self._exact = False
+        self._start()
+
+    def _start(self) -> None:
+        self.compiler = Compiler(self.model, self.normalisation, [*self.adapted.values()])
+        self._copies: dict[str, Tensor] = {}
         self._versions: tuple[tuple[int, int], ...] = ()
 
-    def __call__(
-        self,
-        kind: str,
-        body: Body,
-        x: Tensor,
-        parameters: Mapping[str, Tensor] | None = None,
-        given: Sequence[Tensor] = (),
-        *,
-        fresh: bool = False,
-    ) -> Sequence[Tensor]:
-        """One pass, perhaps with other parameters: what its body returns, the logits first.
+    def __deepcopy__(self, memo: dict[int, Any]) -> Runner:
+        return Runner(deepcopy(self.model, memo), deepcopy(self.adapted, memo), self._engine)
 
-        A compiled pass is found by its `kind`; `fresh` says that its batch size is a new one at each call.
+    def __reduce__(self) -> tuple[type[Runner], tuple[Any, ...]]:
+        return Runner, (self.model, self.adapted, self._engine)
+
+    @property
+    def engine(self) -> Engine:
+        """How passes run now. Another one takes effect with the next pass."""
+        return Engine() if self._exact else self._engine
+
+    @engine.setter
+    def engine(self, engine: Engine) -> None:
+        if engine != self._engine:
+            self._engine = engine
+            self._start()
+
+    def __call__(self, pass_: Pass, x: Tensor, *, varying: bool = False, sparse: bool = False) -> Output:
+        """Run one pass.
+
+        `varying` says that the batch size changes from call to call, `sparse` asks for a backward on the rows that have
+        a gradient.
         """
-        if self.engine.channels_last and x.dim() == 4:
+        engine = self.engine
+        if engine.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        adapter, draw = self.adapter, self.adapter.draw
-        self.compiler.was_selective = False
-        tensors = {**self.weights(), **(parameters or {})}
+        tensors = {**self.weights(), **pass_.parameters}
+        body = Body(self.model, self.normalisation, pass_)
+        skips = pass_.subnetworks is not None and pass_.subnetworks.per == "batch"  # each sample is another program
         with self._autocast(x.device):
-            if draw is not None and (adapter.part is not None or draw.per == "sample"):
-                scales = draw.scales_for(x) if adapter.part is None else adapter.part.scales_for(draw, x)
-                body, given = _drawn(draw, body), (scales, *given)
-            if not self.engine.compiled or (draw is not None and draw.per == "batch"):
-                return Call(kind, body, x, tensors, given, 0, fresh=fresh, selective=False).run(adapter.model)
-            apart = not adapter.coupled or adapter.detach_statistics
-            selective = adapter.strategy == "sparse" and apart and draw is None and len(x) > 3
-            selective = selective and torch.is_grad_enabled() and not x.requires_grad
-            kind = f"{kind} {adapter.statistics} {adapter.detach_statistics}"
-            return self.compiler(
-                Call(kind, body, x, tensors, given, int(draw is not None), fresh=fresh, selective=selective)
+            if not engine.compiled or skips:
+                logits, *statistics = body.run(x, tensors)
+                return Output(logits, statistics)
+            coupled = pass_.couples and bool(self.normalisation.layers)
+            sparse = sparse and not coupled and pass_.subnetworks is None and len(x) > 3
+            sparse = sparse and torch.is_grad_enabled() and not x.requires_grad
+            (logits, *statistics), by_rows = self.compiler(
+                body, x, tensors, engine, varying=varying, sparse=sparse, coupled=coupled
             )
-
-    def gradients(self, loss: Tensor, part: Part) -> list[Tensor]:
-        """∂loss/∂θ of the adapted parameters, as part of a recorded step; a selective backward on its rows alone."""
-        again = part.first is not None and self.adapter.strategy == "sparse"  # of activations that the first part saved
-        backends, adapter = self.compiler.backends(), self.adapter
-        for backend in backends:
-            backend.rows = part.rows
-        try:
-            with adapter.normalising(adapter.step.size), self.repeatable() if again else nullcontext():
-                found = torch.autograd.grad(
-                    loss, adapter.adapted, retain_graph=again, allow_unused=True, materialize_grads=True
-                )
-        finally:
-            for backend in backends:
-                backend.rows = None
-        return list(found)
+            return Output(logits, statistics, by_rows)
 
     def repeatable(self) -> AbstractContextManager[None]:
-        """The backward of a pass that is compiled inside may run more than once, on the same activations."""
+        """Let the backward of a pass that is compiled inside run more than once on the same activations."""
         if not self.engine.compiled:
             return nullcontext()
-        from .selective import repeatable  # which imports torch.compile's parts
+        from .selective import repeatable  # imports torch.compile
 
         return repeatable()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Runner:
-        return Runner(memo[id(self.adapter)])
-
     @contextmanager
     def precise(self) -> Iterator[None]:
-        """What a whole step needs, backward and all: TF32 in matrix products, where it was asked for."""
+        """Allow TF32 in matrix products of a whole step, where the engine asks for it."""
         if self.engine.precision != "tf32":
             yield
             return
@@ -109,53 +112,37 @@ class Runner:
             setattr(matmul, setting, found)
 
     @contextmanager
-    def plainly(self) -> Iterator[None]:
-        """Passes inside run eagerly in the network's own precision: for what is done once and should be exact."""
-        self._plain = True
+    def exact(self) -> Iterator[None]:
+        """Run passes inside eagerly in the network's own precision, for what is computed once."""
+        self._exact = True
         try:
             yield
         finally:
-            self._plain = False
-
-    @property
-    def engine(self) -> Engine:
-        """The adapter's."""
-        return Engine() if self._plain else self.adapter.engine
+            self._exact = False
 
     def weights(self) -> dict[str, Tensor]:
-        """Copies of the weights that do not adapt, in the engine's precision and layout, renewed when those change.
+        """Return copies of the frozen weights in the engine's precision and format, renewed when those change.
 
-        Norm layers keep theirs: torch has them in the precision of their statistics.
+        Norm layers keep their own weights: torch expects them in the precision of the statistics.
         """
         bf16, last = self.engine.precision == "bf16", self.engine.channels_last
         if not (bf16 or last):
             return {}
-        frozen = self.adapter.frozen
-        versions = tuple((p.data_ptr(), p._version) for p in frozen.values())
+        versions = tuple((p.data_ptr(), p._version) for p in self.frozen.values())
         if versions != self._versions:
-            self._versions, norms = versions, norm_parameters(self.adapter.model)
-            self._held = {
+            self._versions, norms = versions, norm_parameters(self.model)
+            self._copies = {
                 name: p.detach().to(
                     dtype=torch.bfloat16 if bf16 and p.dtype == torch.float32 and name not in norms else p.dtype,
                     memory_format=torch.channels_last if last and p.dim() == 4 else torch.preserve_format,
                 )
-                for name, p in frozen.items()
+                for name, p in self.frozen.items()
             }
-        return self._held
+        return self._copies
 
     def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
         if self.engine.precision == "bf16":
             return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
         if torch.is_autocast_enabled(device.type):
-            torch.clear_autocast_cache()  # else an outer autocast block would hold on to weights of before the update
+            torch.clear_autocast_cache()  # it would keep the weights from before the update
         return nullcontext()
-
-
-def _drawn(draw: Draw, body: Body) -> Body:
-    """A body that takes a sub-network's draw as the first of its tensors."""
-
-    def drawn(x: Tensor, given: Sequence[Tensor]) -> Sequence[Tensor]:
-        with draw.using(given[0]):
-            return body(x, given[1:])
-
-    return drawn

@@ -1,9 +1,9 @@
-"""A backward pass on those rows of a batch alone whose output gradient is not zero.
+"""A backward pass on only those rows of a batch whose output gradient is not zero.
 
-A `torch.compile` backend around Inductor. The network is compiled with a symbolic batch size, and its backward graph is
-traced anew with a gather in front of it: out of each saved activation it takes the rows with a gradient, of which there
-may be any number. Inductor fuses that gather into whatever reads the activation. Where rows do not depend on each other
-(LayerNorm, GroupNorm, fixed BatchNorm statistics) this is the dense gradient.
+This is a `torch.compile` backend around Inductor. The network is compiled with a symbolic batch size. Its backward
+graph is traced again with a gather in front, which takes the rows with a gradient out of each saved activation, for any
+number of rows. Inductor fuses the gather into the kernels that read the activation. Where rows do not depend on each
+other (LayerNorm, GroupNorm, fixed BatchNorm statistics) the result is the dense gradient.
 """
 
 from __future__ import annotations
@@ -26,49 +26,50 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from ..core.prediction import rows_first
+from .execution import rows_first
 
 __all__ = ["SelectiveBackward", "UnfitError", "inductor", "repeatable"]
 
-_LONG = 2**31 - 1  # what an index of 32 bits reaches
+_LONG = 2**31 - 1  # the largest 32-bit index
 
 Compiled: TypeAlias = Callable[[list[Any]], Any]
 
 
 class UnfitError(RuntimeError):
-    """A network whose backward cannot be restricted to some rows."""
+    """The backward of a network cannot be restricted to some rows."""
 
 
 @contextmanager
 def repeatable() -> Iterator[None]:
-    """A backward that is compiled inside leaves the saved activations whole, and may run inside again."""
+    """Keep saved activations intact, so that a backward that is compiled inside may run again."""
     with autograd_config.patch(donated_buffer=False):
         yield
 
 
 def inductor(graph: GraphModule, inputs: Sequence[Any], inner: Any = None, *, lean: bool = False) -> Callable[..., Any]:
-    """Inductor. `lean`: what norm layers and activations gave is not saved but computed again in the backward."""
+    """Compile with Inductor. `lean` recomputes norm layers and activations in the backward instead of saving them."""
     with autograd_config.patch(aggressive_recomputation=lean):
         compiled: Any = compile_fx(graph, list(inputs), inner_compile=inner or compile_fx_inner)
         return compiled  # type: ignore[no-any-return]
 
 
 class SelectiveBackward:
-    """The backend. `rows` says on how many rows the backward runs: a number not smaller than those with a gradient,
-    or None, which counts them (and so waits for the device)."""
+    """The backend. `rows` is the number of rows that the backward runs on, at least those with a gradient.
+
+    None counts them, which waits for the device.
+    """
 
     def __init__(self, *, lean: bool = False) -> None:
         self.lean = lean
         self.rows: int | None = None
         self.probing: int | None = None
-        """A row of the batch that differs between this backward and the one before, neither of which is to give
-        gradients; None while nobody asks."""
+        """The row that differs between this backward and the previous one, while layouts are probed; else None."""
         self.ran_on = 0
-        """How many rows the last backward ran on."""
+        """The number of rows of the last backward."""
 
     def __call__(self, graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """What torch.compile calls with the traced network."""
-        with autograd_config.patch(enable_autograd_cache=False), repeatable():  # the cache knows nothing of rows
+        """Compile a traced network: the entry point of torch.compile."""
+        with autograd_config.patch(enable_autograd_cache=False), repeatable():  # the cache does not know about rows
             return inductor(graph, inputs, self._compile, lean=self.lean)
 
     def _compile(self, graph: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
@@ -79,21 +80,21 @@ class SelectiveBackward:
         def backward(arguments: list[Any]) -> Any:
             return rows(arguments)
 
-        backward._boxed_call = True  # type: ignore[attr-defined]  # it takes one list, and may empty it
+        backward._boxed_call = True  # type: ignore[attr-defined]  # takes one list, and may empty it
         return backward
 
 
 @dataclass(frozen=True)
 class _Batched:
-    """A tensor whose dimension `dim` holds `times` entries a row of the batch."""
+    """A tensor whose dimension `dim` holds `times` entries per row of the batch."""
 
     dim: int
     times: int
     fast: bool = False
-    """The batch runs fast: entries of one row lie B apart."""
+    """The batch is the inner index: entries of one row lie B apart."""
 
     def gather(self, tensor: Tensor, rows: Tensor, order: Sequence[int]) -> Tensor:
-        """Rows of it, with its dimensions in the same order of strides."""
+        """Return some rows, with dimensions in the same order of strides."""
         dim, places = self.dim, [*order]
         if self.times > 1:
             shape = (self.times, -1) if self.fast else (-1, self.times)
@@ -109,7 +110,7 @@ class _Batched:
 
 
 class _Rows:
-    """The backward graph, compiled with the gather in front when it is first run."""
+    """The backward graph, compiled with the gather in front on its first run."""
 
     def __init__(
         self, graph: GraphModule, values: Sequence[Any], options: dict[str, Any], backend: SelectiveBackward
@@ -135,7 +136,7 @@ class _Rows:
             self._probe([arguments[i] for i in self.folded], size, self.backend.probing)
             return [None if g is None else gradient.new_zeros(g.shape, dtype=g.dtype) for g in self.gradients]
         mask = (gradient != 0).flatten(1).any(1)
-        count = size if self.unknown else self.backend.rows or max(int(mask.sum()), 2)  # compiled for more than one
+        count = size if self.unknown else self.backend.rows or max(int(mask.sum()), 2)  # compiled for two or more
         self.backend.ran_on = count
         rows = rows_first(mask, count) if count < size else torch.arange(size, device=mask.device)
         tensors = [a for a, layout in zip(arguments, self.layout, strict=True) if not callable(layout)]
@@ -145,7 +146,7 @@ class _Rows:
         return self.compiled([*tensors, rows])
 
     def _compile(self, tensors: list[Any], rows: Tensor) -> Compiled:
-        """Trace and compile it for any number of rows out of any number."""
+        """Trace and compile for any number of rows out of any number."""
         orders = [_order(t) if isinstance(t, Tensor) else () for t in tensors]
 
         def selected(*arguments: Any) -> Any:
@@ -166,7 +167,7 @@ class _Rows:
         example = rows.new_zeros(_unlike(len(rows), values))
         values.append(mode.from_tensor(example, source=ConstantSource("rows"), symbolic_context=any_number))
         symbol, size = values[-1].shape[0].node.expr, _number(self.values[self.tangent].shape[0])
-        with enable_python_dispatcher():  # some operations know symbolic sizes there only
+        with enable_python_dispatcher():  # some operations support symbolic sizes only there
             graph = make_fx(selected, tracing_mode="fake")(*values)
         places = [i for i, layout in enumerate(self.layout) if not callable(layout)]
         static = [places.index(i) for i in self.options.get("static_input_idxs", ()) if i in places]
@@ -176,7 +177,7 @@ class _Rows:
         return compiled  # type: ignore[no-any-return]
 
     def _probe(self, tensors: list[Tensor], size: int, row: int) -> None:
-        """A dimension of times·B may count the batch slowly or fast: what changes with one row of the batch tells."""
+        """Find whether the batch is the outer or the inner index of a dimension, by what changes with one row."""
         sums = [_sums(tensor, self.layout[i]) for i, tensor in zip(self.folded, tensors, strict=True)]
         if self.before is None:
             self.before = sums
@@ -188,42 +189,44 @@ class _Rows:
             slowly = all(place // layout.times == row for place in changed)
             fast = all(place % size == row for place in changed)
             if not (slowly or fast):
-                raise UnfitError("rows of its batch cannot be told apart in a saved tensor")
+                raise UnfitError("the rows of its batch cannot be located in a saved tensor")
             self.layout[i] = replace(layout, fast=not slowly)
         self.before, self.unknown = None, False
 
 
 def _unlike(count: int, values: Sequence[Any]) -> int:
-    """A number of rows like `count` to compile with, which neither is nor divides any other size: the compiler takes
-    what is equal by chance for equal always."""
+    """Return a number of rows to compile with that neither equals nor divides any other size.
+
+    The compiler assumes that sizes which are equal in the example are always equal.
+    """
     sizes = {_number(size) for value in values for size in _sizes(value)}
     return next(n for n in itertools.count(max(count, 11)) if not any(size % n == 0 for size in sizes))
 
 
 def _number(size: Any) -> int:
-    """That a size has, or had when it was traced."""
+    """Return a size as a number; a symbolic one as it was when traced."""
     return size.node.hint if isinstance(size, torch.SymInt) else int(size)
 
 
 def _holds_for_any(symbol: Any, environment: ShapeEnv, numbers: Iterable[int]) -> None:
-    """Refuse code whose compiler took something for granted that is not so for some number of rows."""
+    """Raise where the compiler assumed something that does not hold for every number of rows."""
     if environment.replace(symbol) != symbol:
         raise UnfitError(f"its backward was compiled for {environment.replace(symbol)} rows only")
     for guard in (g.expr for g in environment.guards if g.expr.free_symbols == {symbol}):
         of_size = isinstance(guard, (sympy.Ne, sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge))
         if of_size and all(abs(n) < _LONG for n in guard.atoms(sympy.Integer)):
-            continue  # a choice of two ways that are both right
+            continue  # it chooses between two correct ways
         if not all(guard.xreplace({symbol: n}) for n in numbers):
             raise UnfitError(f"its backward was compiled for numbers of rows where {guard}")
 
 
 def _order(tensor: Tensor) -> Sequence[int]:
-    """Dimensions from the slowest to the fastest."""
+    """Return the dimensions from the largest to the smallest stride."""
     return sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
 
 
 def _sums(tensor: Tensor, layout: Any) -> Tensor:
-    """A number for each entry of the dimension that holds the batch: enough to see which entries change."""
+    """Return one number per entry of the batch dimension, which shows which entries change."""
     return tensor.movedim(layout.dim, 0).flatten(1).double().sum(1)
 
 
@@ -236,7 +239,7 @@ def _symbols(size: Any) -> set[Any]:
 
 
 def _layout(value: Any, batch: Any) -> Callable[[Any], Any] | _Batched | None:
-    """How an argument depends on the batch size: a number made of it, a tensor with rows, or not at all."""
+    """Return how an argument depends on the batch size: a multiple of it, a tensor with rows, or not at all."""
     if isinstance(value, torch.SymInt):
         times = _times(value, batch)
         return lambda rows: rows * times
@@ -254,16 +257,16 @@ def _times(size: Any, batch: Any) -> int:
 
 
 def _gradients(graph: GraphModule) -> list[Any]:
-    """What it gives, as fake tensors: the gradients of parameters."""
+    """Return the outputs, the gradients of parameters, as fake tensors."""
     (output,) = (node for node in graph.graph.nodes if node.op == "output")
     values = [node.meta.get("val") if isinstance(node, Node) else None for node in output.args[0]]
     if any(_symbols(size) for value in values for size in _sizes(value)):
-        raise UnfitError("its backward gives a gradient of the batch itself")
+        raise UnfitError("its backward returns a gradient of the batch itself")
     return values
 
 
 def _tangent(nodes: list[Node], layout: list[Any]) -> int:
-    """The gradient of the logits: among the gradients that come in, the one with rows."""
+    """Return the place of the gradient of the logits: the incoming gradient that has rows."""
     found = [i for i, node in enumerate(nodes) if node.name.startswith("tangents") and isinstance(layout[i], _Batched)]
     if len(found) != 1:
         raise UnfitError(f"its backward starts from {len(found)} gradients where one was expected")

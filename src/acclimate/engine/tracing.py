@@ -1,7 +1,7 @@
-"""A network's passes, compiled: traced as they run, hooks and all, and given to torch.compile.
+"""One compiled pass: traced with its hooks and contexts, and given to torch.compile.
 
-The Python of a pass, with whatever hooks and statistics are in force, runs once on fake tensors; what is compiled is a
-flat list of operations on explicit tensors. So everything that a `with` block does to a network is in it.
+The Python of a pass runs once on fake tensors, with its statistics and sub-networks in place. What is compiled is a
+flat list of operations on explicit tensors, so it includes everything that a `with` block does to the network.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from .selective import SelectiveBackward, inductor
-from .stages import in_stages
+from .two_stage_norm import in_stages
 
 __all__ = ["CompiledPass"]
 
@@ -28,7 +28,7 @@ BACKEND: Callable[..., Any] = inductor
 
 
 class CompiledPass:
-    """One kind of pass of a network, for any batch size; or for one `size`, where the network's Python asks for it."""
+    """A compiled pass for any batch size, or for one `size` where the Python code of the network fixes it."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class CompiledPass:
         )
 
     def __call__(self, x: Tensor, given: Sequence[Tensor], tensors: Mapping[str, Tensor]) -> Sequence[Tensor]:
-        """Run it."""
+        """Run the compiled code."""
         if self.dynamic and len(x) > 1:
-            x = x.view_as(x)  # a mark stays on a tensor, and this one may be the user's
+            x = x.view_as(x)  # the mark stays on the tensor, and this one may be the user's
             for tensor in (x, *given[: self.batched]):
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
         return self.run(x, *given, *(tensors[name] for name in self.names))
@@ -64,7 +64,7 @@ class CompiledPass:
 def _trace(
     module: nn.Module, x: Tensor, given: Sequence[Tensor], tensors: Mapping[str, Tensor], batched: int
 ) -> tuple[GraphModule, int | None]:
-    """The pass as a flat graph of (x, *given, *tensors), and its batch size if it holds for no other."""
+    """Return the pass as a flat graph of (x, *given, *tensors), and its batch size if it works for no other."""
     names = [f"network.{name}" for name in tensors]
 
     def flat(x: Tensor, *rest: Tensor) -> Sequence[Tensor]:
@@ -76,7 +76,7 @@ def _trace(
     def with_rows(tensor: Tensor, name: str) -> Tensor:
         sizes = [DimDynamic.STATIC] * tensor.dim()
         if len(x) > 1:
-            sizes[0] = DimDynamic.DUCK  # of one size, one symbol
+            sizes[0] = DimDynamic.DUCK  # equal sizes share one symbol
         context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
         return mode.from_tensor(tensor, source=ConstantSource(name), symbolic_context=context)
 

@@ -1,43 +1,49 @@
-"""BN Adapt: source statistics corrected by the batch's (Schneider et al., 2020)."""
+"""BN Adapt: source statistics corrected by those of the batch (Schneider et al., 2020, arXiv:2006.16971)."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import ClassVar
 
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from ..core.adapter import Adapter, Running
+from ..core.adapter import Adapter
+from ..core.options import NETWORKS, Defaults, Presets, Running
 from ..engine import recordable
+from ..parts.batchnorm import Mode
 
 __all__ = ["BNAdapt"]
 
 
 class BNAdapt(Adapter):
-    """μ = N/(N+n)·μ_source + n/(N+n)·μ_batch, and the same for the variance; n is the batch size. No backward.
+    """μ = N/(N+n)·μ_source + n/(N+n)·μ_batch, and the same for the variance, with batch size n. No backward.
+
+    >>> import acclimate, torch
+    >>> model = acclimate.BNAdapt(torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)))
+    >>> model(torch.rand(8, 4)).shape
+    torch.Size([8, 3])
 
     Args:
         model: a network with BatchNorm layers.
-        prior: N, how many samples the source statistics count for; 0 takes the batch's alone.
+        prior: N, the number of samples that the source statistics count for; 0 uses the batch's alone.
         options: `engine`, `precision`, `classes`, `seed`: see `Adapter`.
     """
 
-    by_size = True
     cost = (1, 0)
-    default_parameters: ClassVar[None] = None
+    defaults: ClassVar[Defaults] = Defaults(parameters=None)
+    presets: ClassVar[Presets] = {network: {} for network in NETWORKS}
 
     def __init__(self, model: nn.Module, *, prior: float = 64, **options: Unpack[Running]) -> None:
         super().__init__(model, statistics="source" if prior else "batch", **options)
-        if not self.norm.layers:
-            raise ValueError("BNAdapt needs BatchNorm layers, and the model has none: Tent and EATA adapt other norms")
+        if not self.runner.normalisation.layers:
+            raise ValueError("BNAdapt needs BatchNorm layers, and the model has none: use Tent or EATA")
         if prior < 0:
             raise ValueError(f"BNAdapt: prior={prior} is negative")
         self.prior = prior
 
-    def normalising(self, size: int) -> AbstractContextManager[None]:
-        """Blended statistics."""
-        return self.norm.blended(size / (self.prior + size)) if self.prior else super().normalising(size)
+    def mode(self, size: int) -> Mode:
+        """Blend the statistics."""
+        return size / (self.prior + size) if self.prior else super().mode(size)
 
     @recordable
     def adapt(self, x: Tensor) -> Tensor:

@@ -1,57 +1,74 @@
-"""CoTTA: a weight- and augmentation-averaged teacher, and stochastic restoration (Wang et al., 2022)."""
+"""CoTTA: a weight- and augmentation-averaged teacher, stochastic restoration (Wang et al., 2022, arXiv:2203.13591)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 from typing_extensions import Unpack
 
 from ..checks import refuse_non_finite
-from ..core.adapter import Adapter, Options
+from ..core.adapter import Adapter
+from ..core.options import Defaults, Options, Presets
 from ..functional import confidence, symmetric_cross_entropy
-from ..parts.augment import Augment, Views, several
-from ..parts.multiscale import RATIOS, checked, probabilities, resized, teach
-from ..parts.parameters import Parameters
+from ..parts.augment import Augment, Views, mean_over_views
+from ..parts.multiscale import RATIOS, check_ratios, probabilities, resized, teach
 from ..parts.randomness import on_device
 from ..parts.teacher import Teacher
 
 __all__ = ["CoTTA"]
 
-_MOST = 256 * 3 * 224 * 224  # numbers in the views that are made, and where BatchNorm allows it run, at once
+_ON_CIFAR10 = {"threshold": 0.92, "restoration": 0.01, "loss": "teacher"}  # its authors' settings
 
 
 class CoTTA(Adapter):
-    """min_θ mean_b −½ Σ p_t log p − ½ Σ p log p_t, where p_t is a teacher's, the moving average of θ.
+    """min_θ mean_b −½ Σ p_t log p − ½ Σ p log p_t, with p_t of a teacher, the moving average of θ.
 
-    Where the anchor, which is the source network, is unsure of a batch, the teacher averages its logits over augmented
-    views. After each step a few elements of θ, drawn at random, go back to the source. Returns the teacher's logits.
+    Where the anchor, which is the source network, is not confident of a batch, the teacher averages its logits over
+    augmented views. After each step a few random elements of θ go back to the source. Returns the teacher's logits.
 
-    A segmenter learns the teacher's labels, min_θ mean −log p(ŷ_t): those of one view where the anchor is sure of a
-    pixel, those of a mean over views of several sizes, each also mirrored, where it is not (see `pixels`).
+    A segmenter learns the teacher's labels, min_θ mean −log p(ŷ_t): those of one view where the anchor is confident of
+    a pixel, elsewhere those of a mean over resized and mirrored views (see `multiscale`).
+
+    >>> import acclimate, torch
+    >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 3))
+    >>> model = acclimate.CoTTA(net, views=2, augment=lambda x, generator: x.flip(-1))
+    >>> model(torch.rand(4, 3, 8, 8)).shape
+    torch.Size([4, 3])
 
     Args:
         model: a classifier that takes images in [0, 1] (see `acclimate.Normalised`), or a segmenter.
         momentum: of the teacher.
         restoration: the probability that an element of θ goes back to the source; 0.01 on CIFAR and for segmenters.
-        threshold: p_th: there are views where the anchor's confidence is below it, a batch's mean or a pixel's.
+        threshold: p_th; views are used where the anchor's confidence is below it, the mean of a batch or a pixel's.
         views: how many, for a classifier.
-        loss: `"symmetric"`, or `"teacher"`, the cross-entropy −Σ p_t log p alone, as on CIFAR; of a classifier.
-        augment: makes a classifier's view: a callable of (images, generator).
-        ratios: sizes of a segmenter's views.
-        options: what every adapter takes, such as `lr` and `engine`: see `Adapter`. All
-            parameters adapt unless others are named.
+        loss: `"symmetric"`, or `"teacher"`, the cross-entropy −Σ p_t log p alone, as on CIFAR; for a classifier.
+        augment: makes a classifier's view: a function of (images, generator).
+        ratios: relative sizes of a segmenter's views.
+        options: what every adapter takes, such as `lr` and `engine`: see `Adapter`. All parameters adapt by default.
     """
 
     cost = (35, 1)
-    default_lr: ClassVar[float] = 0.01
-    default_optimizer: ClassVar[Any] = partial(SGD, momentum=0.9, nesterov=True)
-    default_parameters: ClassVar[Parameters | None] = "all"
+    defaults: ClassVar[Defaults] = Defaults(
+        lr=0.01, optimizer=partial(SGD, momentum=0.9, nesterov=True), parameters="all"
+    )
+    presets: ClassVar[Presets] = {
+        "resnet50": {"lr": 0.01},
+        "vit-base": {"lr": 5e-3},
+        "segformer-b5": {
+            "optimizer": partial(Adam, lr=7.5e-6),
+            "threshold": 0.69,
+            "restoration": 0.01,
+            "statistics": "source",
+        },
+        "cifar-resnet": {"optimizer": partial(Adam, lr=1e-3), **_ON_CIFAR10},
+        "cifar-vit": {"optimizer": partial(Adam, lr=1e-5), **_ON_CIFAR10},
+    }
 
     def __init__(
         self,
@@ -72,56 +89,54 @@ class CoTTA(Adapter):
         if views < 1 or not 0 <= restoration <= 1:
             raise ValueError(f"CoTTA: views={views} must be at least 1, and restoration={restoration} in [0, 1]")
         self.momentum, self.restoration, self.threshold = momentum, restoration, threshold
-        self.views, self.loss, self.ratios = views, loss, checked(ratios, "CoTTA")
+        self.views, self.loss, self.ratios = views, loss, check_ratios(ratios, "CoTTA")
         self.unit_range = augment is None
         self.augment: Augment = Views() if augment is None else augment
         self.teacher = Teacher(self.names, momentum)
 
     def adapt(self, x: Tensor) -> Tensor:
         """Predict with the teacher, and let the student learn from it."""
-        source = self.source_parameters()
+        source = self.state.source_parameters()
         z_t = self._teach(x, source)
         z = self.predict(x).rows()
-        if z.dim() > 2:
-            loss = F.cross_entropy(resized(z, x), z_t.argmax(1))
-        elif self.loss == "symmetric":
-            loss = symmetric_cross_entropy(z, z_t).mean()
-        else:
-            loss = F.cross_entropy(z, z_t.softmax(1))
-        self.update(consistency=loss)
-        self.teacher.follow(dict(zip(self.names, self.adapted, strict=True)), source)
+        self.update(consistency=self._consistency(z, z_t, x))
+        self.teacher.follow(self.named, source)
         self._restore_some(source)
         return z_t
 
-    @torch.no_grad()
-    def _teach(self, x: Tensor, source: dict[str, Tensor]) -> Tensor:
-        """The teacher's logits, averaged over views where the anchor is unsure."""
-        teacher = self.teacher.of(source)
-        logits = self.infer(x, teacher)
-        if logits.dim() > 2:
-            anchor = probabilities(partial(self.logits, parameters=source), x).amax(1)
-            return teach(partial(self.logits, parameters=teacher), logits, anchor, x, self.ratios, self.threshold)
-        if confidence(self.logits(x, source)).mean() >= self.threshold:
-            return logits
-        total = torch.zeros_like(logits)
-        at_once = max(1, _MOST // x.numel())
-        for start in range(0, self.views, at_once):
-            count = min(at_once, self.views - start)
-            views = several(self.augment, x, count, self.generator)
-            together = len(x) if self.coupled else len(views)  # where BatchNorm ties a view's images to each other
-            for some in torch.split(views, together):
-                seen = self.piece(self._seen, some, reads=teacher.values())
-                total += seen.view(-1, *logits.shape).sum(0)
-        refuse_non_finite(x, total)
-        return total / self.views
+    def _consistency(self, z: Tensor, z_t: Tensor, x: Tensor) -> Tensor:
+        if z.dim() > 2:
+            return F.cross_entropy(resized(z, x), z_t.argmax(1))
+        if self.loss == "symmetric":
+            return symmetric_cross_entropy(z, z_t).mean()
+        return F.cross_entropy(z, z_t.softmax(1))
 
     @torch.no_grad()
-    def _seen(self, views: Tensor) -> Tensor:
-        """The teacher's logits of views."""
-        return self.logits(views, self.teacher.of(self.source_parameters()))
+    def _teach(self, x: Tensor, anchor: dict[str, Tensor]) -> Tensor:
+        """Return the teacher's logits, averaged over views where the anchor is not confident."""
+        teacher = self.predictor()
+        z_t = self.infer(x, teacher)
+        if z_t.dim() > 2:
+            confident = probabilities(partial(self.logits, parameters=anchor), x).amax(1)
+            return teach(partial(self.logits, parameters=teacher), z_t, confident, x, self.ratios, self.threshold)
+        if confidence(self.logits(x, anchor)).mean() >= self.threshold:
+            return z_t
+        predict = partial(self.captured, self._predict_views, reads=teacher.values())
+        z_t = mean_over_views(predict, self.augment, x, self.views, self.generator, together=not self.coupled)
+        refuse_non_finite(x, z_t)
+        return z_t
+
+    @torch.no_grad()
+    def _predict_views(self, views: Tensor) -> Tensor:
+        return self.logits(views, self.predictor())
+
+    def predictor(self) -> Mapping[str, Tensor]:
+        """Return the teacher's parameters, which predict."""
+        return self.teacher.of(self.state.source_parameters())
 
     @torch.no_grad()
     def _restore_some(self, source: dict[str, Tensor]) -> None:
+        """Set random elements of θ back to their source values."""
         sizes = [p.numel() for p in self.adapted]
         chance = torch.rand(sum(sizes), generator=on_device(self.generator, self.device), device=self.device)
         chosen = torch.split(chance < self.restoration, sizes)

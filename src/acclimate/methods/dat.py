@@ -1,10 +1,10 @@
-"""DAT: a segmenter whose few tensors that feel the shift most are tuned (Ni et al., 2024)."""
+"""DAT: tune the few tensors of a segmenter that the shift affects most (Ni et al., 2024, arXiv:2310.20199)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,23 +12,29 @@ from torch import Tensor, nn
 from torch.optim import Adam
 from typing_extensions import Unpack
 
-from ..core.adapter import Adapter, Options
-from ..parts.multiscale import RATIOS, checked, probabilities, resized, teach
-from ..parts.parameters import Parameters
+from ..core.adapter import Adapter
+from ..core.options import Defaults, Options, Presets
+from ..parts.multiscale import RATIOS, check_ratios, probabilities, resized, teach
+from ..parts.optimizers import fresh
 from ..parts.teacher import Teacher
 
 __all__ = ["DAT"]
 
-_UNMIRRORED = (1.0, 1.25, 1.5)  # the anchor's views that its certainty u is a mean of
+_ANCHOR_RATIOS = (1.0, 1.25, 1.5)  # views of the anchor that its certainty u is a mean of
 
 
 class DAT(Adapter):
-    """min_θ' mean over pixels 1[u > 0.99]·(−log p(ŷ_t)), for a chosen few θ' of the tensors of θ.
+    """min_θ' mean over pixels 1[u > 0.99]·(−log p(ŷ_t)), for a few chosen tensors θ' of θ.
 
-    Labels ŷ_t are a teacher's, as CoTTA has them; u is the mean confidence of the anchor, the source network, over
-    three sizes. With each of the first images of a domain, those tensors join θ' that have the largest Σ|gradient| of
-    the loss on uncertain pixels (u < 0.85), and of that on certain ones (u > 0.99). Each image has an Adam of its own,
-    whose learning rate halves with each round. Returns the teacher's logits.
+    Labels ŷ_t come from a teacher, as in CoTTA; u is the mean confidence of the anchor, the source network, over three
+    sizes. With each of the first images of a domain, the tensors with the largest Σ|gradient| join θ', for the loss on
+    uncertain pixels (u < 0.85) and for the loss on certain ones (u > 0.99). Each image has a new Adam, whose learning
+    rate is halved with each round. Returns the teacher's logits.
+
+    >>> import acclimate, torch
+    >>> model = acclimate.DAT(torch.nn.Conv2d(3, 4, 3, padding=1), ratios=(0.5, 1.0))
+    >>> model(torch.rand(1, 3, 8, 8)).shape
+    torch.Size([1, 4, 8, 8])
 
     Args:
         model: a segmenter.
@@ -37,10 +43,9 @@ class DAT(Adapter):
         uncertain: u below which a pixel counts as shifted.
         certain: u above which a pixel is learned from.
         share: of the tensors that may join with an image, twice; at least one.
-        search: with how many images of a domain (`new_domain` says where one begins).
-        ratios: sizes of the teacher's views.
-        options: what every adapter takes, such as `lr`: see `Adapter`. All parameters may adapt, unless others are
-            named.
+        search: with how many images of a domain tensors may join (`new_domain` starts one).
+        ratios: relative sizes of the teacher's views.
+        options: what every adapter takes, such as `lr`: see `Adapter`. All parameters may adapt by default.
     """
 
     chosen: Tensor
@@ -49,9 +54,8 @@ class DAT(Adapter):
 
     cost = (18, 2)
     task = "segmentation"
-    default_lr: ClassVar[float] = 2.5e-4
-    default_optimizer: ClassVar[Any] = partial(Adam, betas=(0.9, 0.999))
-    default_parameters: ClassVar[Parameters | None] = "all"
+    defaults: ClassVar[Defaults] = Defaults(lr=2.5e-4, optimizer=partial(Adam, betas=(0.9, 0.999)), parameters="all")
+    presets: ClassVar[Presets] = {"segformer-b5": {"statistics": "source"}}
 
     def __init__(
         self,
@@ -70,67 +74,59 @@ class DAT(Adapter):
         if not 0 < share <= 1:
             raise ValueError(f"DAT: share={share}; expected a fraction of the network's tensors, such as 0.001")
         self.momentum, self.threshold, self.uncertain, self.certain = momentum, threshold, uncertain, certain
-        self.share, self.search, self.ratios = share, search, checked(ratios, "DAT")
+        self.share, self.search, self.ratios = share, search, check_ratios(ratios, "DAT")
         self.teacher = Teacher(self.names, momentum)
         self.register_buffer("chosen", torch.zeros(len(self.adapted), dtype=torch.bool, device=self.device))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64, device=self.device))
         self.register_buffer("round", torch.ones((), dtype=torch.int64, device=self.device))
 
     def new_domain(self, *, round: int = 1) -> None:  # noqa: A002
-        """Tensors are chosen anew; the learning rate is halved with each round."""
-        self.remember_source()  # this is not part of it
+        """Choose tensors again; the learning rate is halved with each round."""
+        self.state.source()  # the source is the state before this
         self.chosen.zero_()
         self.seen.zero_()
         self.round.fill_(round)
 
     def adapt(self, x: Tensor) -> Tensor:
         """Predict with the teacher, and let a few tensors of the student learn from it."""
-        source = self.source_parameters()
+        source = self.state.source_parameters()
         z_t, u = self._teach(x, source)
         with self.runner.repeatable():  # two losses share the student's graph
-            self._learn(x, z_t.argmax(1), u)
-        self.teacher.follow(dict(zip(self.names, self.adapted, strict=True)), source)
+            losses = F.cross_entropy(resized(self.predict(x).rows(), x), z_t.argmax(1), reduction="none")
+            self._learn(((u < self.uncertain) * losses).mean(), ((u > self.certain) * losses).mean())
+        self.teacher.follow(self.named, source)
         self.seen += len(x)
         return z_t
 
-    def _learn(self, x: Tensor, labels: Tensor, u: Tensor) -> None:
-        losses = F.cross_entropy(resized(self.predict(x).rows(), x), labels, reduction="none")
-        certain = ((u > self.certain) * losses).mean()
+    def _learn(self, uncertain: Tensor, certain: Tensor) -> None:
         searching = int(self.seen) < self.search
         if searching:
-            self._choose(self.gradients(((u < self.uncertain) * losses).mean(), again=True))
-            self.step.backwards, self.step.in_graph = (n + len(x) for n in (self.step.backwards, self.step.in_graph))
+            self._choose(self.gradients(uncertain, retain=True))
+            self.step.count(backwards=self.step.size, in_graph=self.step.size)
         gradients = self.gradients(certain)
         if searching:
             self._choose(gradients)
-        self._tune(gradients, certain)
+        assert self.optimizer is not None  # noqa: S101
+        chosen = zip(gradients, self.chosen.tolist(), strict=True)
+        with fresh(self.optimizer, rate=0.5 ** (int(self.round) - 1)):
+            self.update(gradients=[g if own else None for g, own in chosen], consistency=certain)
 
     @torch.no_grad()
     def _teach(self, x: Tensor, source: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The teacher's logits, and the anchor's mean confidence u."""
-        teacher, anchor = self.teacher.of(source), partial(self.logits, parameters=source)
+        """Return the teacher's logits, and the anchor's mean confidence u."""
+        teacher, anchor = self.predictor(), partial(self.logits, parameters=source)
         logits = self.infer(x, teacher)
-        sure = [probabilities(anchor, x, ratio).amax(1) for ratio in _UNMIRRORED]
+        confident = [probabilities(anchor, x, ratio).amax(1) for ratio in _ANCHOR_RATIOS]
         views = partial(self.logits, parameters=teacher)
-        return teach(views, logits, sure[0], x, self.ratios, self.threshold), torch.stack(sure).mean(0)
+        return teach(views, logits, confident[0], x, self.ratios, self.threshold), torch.stack(confident).mean(0)
+
+    def predictor(self) -> Mapping[str, Tensor]:
+        """Return the teacher's parameters, which predict."""
+        return self.teacher.of(self.state.source_parameters())
 
     @torch.no_grad()
     def _choose(self, gradients: Sequence[Tensor]) -> None:
-        """The tensors that feel a loss most join."""
-        felt = torch.stack([g.abs().sum() for g in gradients])
-        most = felt.topk(max(1, int(self.share * len(felt)))).indices
-        self.chosen[most] |= felt[most] > 0
-
-    def _tune(self, gradients: Sequence[Tensor], loss: Tensor) -> None:
-        """One step of a new optimizer on the chosen tensors."""
-        if self.optimizer is None:
-            raise TypeError("DAT was built without parameters to adapt")
-        groups, halved = self.optimizer.param_groups, 0.5 ** (int(self.round) - 1)
-        rates = [group["lr"] for group in groups]
-        self.optimizer.state.clear()
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate * halved
-        chosen = zip(gradients, self.chosen.tolist(), strict=True)
-        self.descend([g if own else None for g, own in chosen], consistency=loss)
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate
+        """Let the tensors with the largest Σ|gradient| join."""
+        size = torch.stack([g.abs().sum() for g in gradients])
+        largest = size.topk(max(1, int(self.share * len(size)))).indices
+        self.chosen[largest] |= size[largest] > 0

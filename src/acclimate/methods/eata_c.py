@@ -1,25 +1,25 @@
-"""EATA-C and ETA-C: agree with your own sub-networks, and be as sure as you agree (Tan et al., 2025)."""
+"""EATA-C and ETA-C: consistency with sub-networks, min-max entropy (Tan et al., 2025, arXiv:2403.11491)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, ClassVar, Literal
+from functools import cached_property
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from ..checks import check_images
-from ..core.adapter import Adapter, Options
-from ..core.prediction import Strategy
+from ..core.adapter import Adapter
+from ..core.options import Defaults, Options, Presets
 from ..core.record import Step, Uncertainty
 from ..engine import recordable
 from ..functional import certainty, consistency, entropy
 from ..parts.branches import Names
-from ..parts.fisher import Fisher, Images
-from ..parts.selection import Choice, Epsilon, NonRedundant, Reliable, Scaled, Selector, chosen
-from ..parts.subnetwork import StochasticDepth
+from ..parts.fisher import Fisher, Images, refuse_fisher
+from ..parts.selection import Choice, Epsilon, Scaled, make_selector
+from ..parts.subnetwork import StochasticDepth, SubNetworks
+from .eata import Selecting
 
 __all__ = ["EATAC", "ETAC"]
 
@@ -28,36 +28,56 @@ class EATAC(Adapter):
     """min_θ S_c(x)·(L_c(x) + α·C(x)·H(x; θ_sub)) + β·R(θ, θ°) (Eq. 14).
 
     The full network predicts, without a gradient. A sub-network, sampled by stochastic depth, then predicts the
-    selected samples and learns to agree (L_c); where both predict the same class it grows more certain, else less.
+    selected samples and learns to agree (L_c). Where both predict the same class its entropy falls, elsewhere it rises.
 
-    The defaults are the paper's for ResNet-50; `EATAC.preset("vit-base", net, …)` has those of other networks.
+    The defaults are the paper's for ResNet-50; `EATAC.preset("vit-base", net, …)` has those for other networks.
+
+    >>> import acclimate, torch
+    >>> from acclimate.bench.own_networks import SmallResNet
+    >>> model = acclimate.EATAC(SmallResNet(), source=torch.rand(64, 1, 32, 32))
+    >>> model(torch.rand(8, 1, 32, 32)).shape
+    torch.Size([8, 10])
 
     Args:
-        model: a residual network that returns logits (see `acclimate.parts.subnetwork`).
+        model: a residual network that returns logits (see `acclimate.subnetwork`).
         source: unlabelled in-distribution images for the Fisher importance; used once, here.
         alpha: α, the weight of the min-max entropy; 0 leaves it out.
         beta: β, the weight of the pull towards the source; 0 is ETA-C and needs no `source`.
         drop: the sub-network's drop ratio.
-        smoothing: the paper's p of Eq. (11); None takes `drop`.
-        margin: E0 = margin · ln C (Eq. 3).
-        epsilon: ε (Eq. 5); `"auto"` is 0.07 at 1,000 classes, and scales as 1/√C.
+        smoothing: the paper's p of Eq. (11); None uses `drop`.
+        margin: E0 = margin · ln C (Eq. 3); None leaves the filter out.
+        epsilon: ε (Eq. 5); `"auto"` is 0.07 at 1,000 classes and scales as 1/√C; None leaves the filter out.
         weight: of the consistency loss; 0 leaves it out.
         fisher: how the importance is estimated (see `EATA`).
         divergence: `"forward"`, KL(ŷ_fuse ‖ ŷ_sub), or `"reverse"`, KL(ŷ_sub ‖ ŷ_fuse) (see `functional.consistency`).
         schedule: of the drop ratio over blocks: `"linear"` or `"uniform"`.
-        per: sub-networks `"sample"` by sample, or one a `"batch"`, whose dropped blocks are not run.
-        branches: names of residual branches, for a network that is not known; or `blocks` (see `subnetwork`).
+        per: sample one sub-network per `"sample"`, or one per `"batch"`, whose dropped blocks are not run.
+        branches: names of residual branches, for an unknown network; or `blocks` (see `subnetwork`).
         blocks: names of modules that return x + f(x).
-        select: another S_c(x), in the place of `Reliable(margin, weighted=False) * NonRedundant(epsilon)` (see `EATA`).
+        select: another S_c(x) instead of `Reliable(margin, weighted=False) * NonRedundant(epsilon)` (see `EATA`).
         options: `lr`, `optimizer`, `parameters` (`"all"` is EATA-C†), `statistics`, `strategy`, `classes`, `seed`: see
             `Adapter`. BatchNorm normalises the selected samples by their own statistics (`strategy="replay-subset"`,
-            the default), or by the full batch's, repeated from the first pass (`"replay"`).
+            the default), or by those of the full batch, repeated from the first pass (`"replay"`).
     """
 
     cost = (2, 1)
-    select: Selector
-    default_lr: ClassVar[float] = 5e-3
-    default_strategy: ClassVar[Strategy] = "replay-subset"
+    defaults: ClassVar[Defaults] = Defaults(lr=5e-3, strategy="replay-subset")
+    presets: ClassVar[Presets] = {
+        "resnet50": {"lr": 5e-3, "margin": 0.5, "epsilon": Scaled(0.07), "drop": 0.2, "alpha": 0.1, "beta": 50.0},
+        "vit-base": {"lr": 0.1, "margin": 0.4, "epsilon": Scaled(0.05), "drop": 0.2, "alpha": 0.1, "beta": 50.0},
+        "segformer-b5": {
+            "lr": 5e-4,
+            "margin": None,
+            "epsilon": None,
+            "drop": 0.6,
+            "alpha": 0.0,
+            "beta": 500.0,
+            "statistics": "source",
+        },
+        # twice the paper's drop ratio is better calibrated on these (docs/results.md)
+        "cifar-resnet": {"lr": 0.05, "margin": 0.5, "epsilon": Scaled(0.07), "drop": 0.4, "alpha": 0.1, "beta": 50.0},
+        "cifar-vit": {"lr": 3e-3, "margin": 0.4, "epsilon": Scaled(0.05), "drop": 0.4, "alpha": 0.1, "beta": 50.0},
+    }
 
     def __init__(
         self,
@@ -68,8 +88,8 @@ class EATAC(Adapter):
         beta: float = 50.0,
         drop: float = 0.2,
         smoothing: float | None = None,
-        margin: float = 0.5,
-        epsilon: Epsilon = "auto",
+        margin: float | None = 0.5,
+        epsilon: Epsilon | None = "auto",
         weight: float = 1.0,
         fisher: Literal["batch", "sample"] = "batch",
         divergence: Literal["forward", "reverse"] = "forward",
@@ -92,11 +112,9 @@ class EATAC(Adapter):
             raise ValueError(f"smoothing={smoothing}: expected a number in [0, 1]")
         if divergence not in ("forward", "reverse"):
             raise ValueError(f'divergence={divergence!r}: expected "forward" or "reverse"')
-        not_redundant = NonRedundant(Scaled(0.07) if epsilon == "auto" else epsilon)
-        self.select = chosen(select, Reliable(margin, weighted=False), not_redundant)
-        self.depth = StochasticDepth(model, branches, blocks) if drop else None
-        with self.subnetwork():  # a wrong drop, schedule or per is told here, not at the first batch
-            pass
+        epsilon = Scaled(0.07) if epsilon == "auto" else epsilon
+        self.select = make_selector(select, margin, epsilon, weighted=False)
+        self.subnetworks()  # a wrong drop, schedule or per raises here, not at the first batch
         self.regulariser = Fisher.weighted(beta, self, source, fisher)
 
     @recordable
@@ -104,57 +122,87 @@ class EATAC(Adapter):
         """Predict with the full network, then let a sub-network learn from the selected samples."""
         batch = self.predict(x)
         keep = self.select(batch.logits) > 0  # Eq. (15)
-        with self.subnetwork():
-            kept = batch.kept(keep)
-            z, z_sub = kept.of(batch.logits), kept.logits
-            divergence = consistency(z, z_sub, self.smoothing, self.divergence)  # Eq. (10), (11)
-            c = certainty(z, z_sub)  # Eq. (13)
-            self.update(
-                when=kept.any,
-                consistency=self.weight * kept.mean(divergence),
-                entropy=self.alpha * kept.mean(c * entropy(z_sub)),  # Eq. (12)
-                fisher=self.beta * self.regulariser(self.adapted),  # Eq. (14)
-            )
-        self.step.opinions, self.step.counts = Uncertainty(divergence.detach(), c < 0), kept.counts
-        self.select.observe(batch.logits, keep)  # Eq. (4)
+        kept = batch.kept(keep, self.subnetworks())
+        z, z_sub = kept.of(batch.logits), kept.logits
+        l_c = consistency(z, z_sub, self.smoothing, self.divergence)  # Eq. (10), (11)
+        c = certainty(z, z_sub)  # Eq. (13)
+        self.update(
+            when=kept.any,
+            consistency=self.weight * kept.mean(l_c),
+            entropy=self.alpha * kept.mean(c * entropy(z_sub)),  # Eq. (12)
+            fisher=self.beta * self.regulariser(self.adapted),  # Eq. (14)
+        )
+        self.step.assess(Uncertainty(l_c.detach(), c < 0), kept.counts)
+        self.select.remember(batch.logits, keep)  # Eq. (4)
         return batch.logits
 
-    @contextmanager
-    def subnetwork(self) -> Iterator[None]:
-        """Inside it, the model is a sub-network, drawn from the adapter's generator at each pass."""
-        if self.depth is None:
-            yield
-            return
-        with self.depth.sampled(self.drop, schedule=self.schedule, per=self.per, generator=self.generator) as self.draw:
-            try:
-                yield
-            finally:
-                self.draw = None
+    def subnetworks(self) -> SubNetworks | None:
+        """Return the sub-networks to sample from; None where the drop ratio is 0."""
+        return self.depth.subnetworks(self.drop, schedule=self.schedule, per=self.per) if self.drop else None
+
+    @cached_property
+    def depth(self) -> StochasticDepth:
+        """The residual branches that sub-networks drop."""
+        return StochasticDepth(self.model, self.branches, self.blocks)
+
+    def watch(self, step: Step) -> None:
+        """Warn where almost none, or almost all, have been kept for long."""
+        if step.kept is not None:
+            self.select.watch(step.kept)
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def uncertainty(self, x: Tensor) -> Uncertainty:
-        """Model and data uncertainty of every sample of a batch, without learning; nothing changes."""
+    def opinions(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits of the network and of a sampled sub-network, without learning."""
         x = check_images(x, self.device)
-        step, random = self.step, self.generator.get_state()
-        self.step = Step(len(x))
-        try:
+        with self._aside(len(x)):
             batch = self.predict(x.clone() if x.is_inference() else x)
-            with self.subnetwork():
-                z_sub = batch.rows()
+            return batch.logits, batch.rows(subnetworks=self.subnetworks())
+
+    def uncertainty(self, x: Tensor) -> Uncertainty:
+        """Return model and data uncertainty of every sample of a batch, without learning; nothing changes."""
+        random = self.generator.get_state()
+        try:
+            z, z_sub = self.opinions(x)
         finally:
-            self.step = step
             self.generator.set_state(random)
-        z = batch.logits
         return Uncertainty(consistency(z, z_sub, self.smoothing, self.divergence), certainty(z, z_sub) < 0)
 
 
+class ConsistencyOptions(Selecting, total=False):
+    """Options of EATA-C besides the Fisher regulariser's."""
+
+    alpha: float
+    drop: float
+    smoothing: float | None
+    weight: float
+    divergence: Literal["forward", "reverse"]
+    schedule: Literal["linear", "uniform"]
+    per: Literal["sample", "batch"]
+    branches: Names | None
+    blocks: Names | None
+
+
 class ETAC(EATAC):
-    """EATA-C without the Fisher regulariser: min_θ S_c(x)·(L_c(x) + α·C(x)·H(x; θ_sub)). Needs no source images."""
+    """EATA-C without the Fisher regulariser: min_θ S_c(x)·(L_c(x) + α·C(x)·H(x; θ_sub)). Needs no source images.
+
+    >>> import acclimate, torch
+    >>> from acclimate.bench.own_networks import SmallResNet
+    >>> model = acclimate.ETAC(SmallResNet())
+    >>> model(torch.rand(8, 1, 32, 32)).shape
+    torch.Size([8, 10])
+
+    Args:
+        model: a residual network that returns logits.
+        arguments: those of `EATAC`, without `source`, `beta` and `fisher`.
+    """
 
     without = ("source", "beta", "fisher")
+    presets: ClassVar[Presets] = {
+        network: {name: value for name, value in preset.items() if name != "beta"}
+        for network, preset in EATAC.presets.items()
+    }
 
-    def __init__(self, model: nn.Module, **arguments: Any) -> None:
-        if given := [name for name in self.without if name in arguments]:
-            raise TypeError(f"ETAC has no Fisher regulariser, so it takes no {given[0]}=; EATAC does")
+    def __init__(self, model: nn.Module, **arguments: Unpack[ConsistencyOptions]) -> None:
+        refuse_fisher(type(self).__name__, arguments)
         super().__init__(model, beta=0.0, **arguments)

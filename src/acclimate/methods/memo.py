@@ -1,40 +1,50 @@
-"""MEMO: one image, many views, one step, and back (Zhang et al., 2022)."""
+"""MEMO: many views of one image, one step, and back (Zhang et al., 2022, arXiv:2110.09506)."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, AdamW
 from typing_extensions import Unpack
 
 from ..checks import refuse_non_finite
-from ..core.adapter import Adapter, Options
+from ..core.adapter import Adapter
+from ..core.options import Defaults, Options, Presets
 from ..functional import marginal_entropy
 from ..parts.augment import Augment, AugMix, views_of_each
-from ..parts.parameters import Parameters
+from ..parts.batchnorm import Mode
 
 __all__ = ["MEMO"]
 
 
 class MEMO(Adapter):
-    """min_θ H(mean_k p(x_k)) over K augmented views of a single image x, then predict x; each image starts anew.
+    """min_θ H(mean_k p(x_k)) over K augmented views of a single image x, then predict x; each image starts afresh.
+
+    >>> import acclimate, torch
+    >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 3))
+    >>> model = acclimate.MEMO(net, views=2, augment=lambda x, generator: x.flip(-1))
+    >>> model(torch.rand(2, 3, 8, 8)).shape
+    torch.Size([2, 3])
 
     Args:
         model: a classifier that takes images in [0, 1] (see `acclimate.Normalised`).
         views: K.
-        prior: N of BatchNorm's statistics, N/(N+1) of the source's and 1/(N+1) of the current images'.
-        augment: makes the views, each of an image of its own: a callable of (images, generator).
-        options: what every adapter takes, such as `lr` and `engine`: see `Adapter`. All parameters adapt unless
-            others are named.
+        prior: N of BatchNorm's statistics: N/(N+1) of the source's and 1/(N+1) of the current images'.
+        augment: makes one view per image: a function of (images, generator).
+        options: what every adapter takes, such as `lr` and `engine`: see `Adapter`. All parameters adapt by default.
     """
 
-    by_size = True
     cost = (65, 64)
-    default_optimizer: ClassVar[Any] = SGD
-    default_parameters: ClassVar[Parameters | None] = "all"
+    defaults: ClassVar[Defaults] = Defaults(optimizer=SGD, parameters="all")
+    presets: ClassVar[Presets] = {
+        "resnet50": {"lr": 2.5e-4},
+        "vit-base": {"optimizer": partial(AdamW, lr=1e-5, weight_decay=0.01)},
+        "cifar-resnet": {"lr": 2.5e-4, "views": 32},  # its authors' 5e-3 is for GroupNorm
+        "cifar-vit": {"optimizer": partial(AdamW, lr=1e-5, weight_decay=0.01), "views": 32},
+    }
     task = "classification"
     episodic = True
     without = ("statistics", "strategy")
@@ -49,7 +59,7 @@ class MEMO(Adapter):
         **options: Unpack[Options],
     ) -> None:
         if given := options.keys() & {*self.without}:
-            raise TypeError(f"MEMO takes no {given.pop()}=; prior= says how BatchNorm's statistics are blended")
+            raise TypeError(f"MEMO takes no {given.pop()}=; prior= sets how BatchNorm's statistics are blended")
         options["statistics"] = "source"
         super().__init__(model, **options)
         if views < 1 or prior < 0:
@@ -58,16 +68,16 @@ class MEMO(Adapter):
         self.unit_range = augment is None
         self.augment: Augment = AugMix() if augment is None else augment
 
-    def normalising(self, size: int) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Blended statistics."""
-        return self.norm.blended(1 / (self.prior + 1))
+    def mode(self, size: int) -> Mode:  # noqa: ARG002
+        """Blend the statistics."""
+        return 1 / (self.prior + 1)
 
     def adapt(self, x: Tensor) -> Tensor:
-        """Each image by itself."""
+        """Adapt to each image separately."""
         refuse_non_finite(x, unit_range=self.unit_range)
         views = views_of_each(self.augment, x, self.views, self.generator)
-        found = [self.piece(self._one, image, some) for image, some in zip(x[:, None], views, strict=True)]
-        losses, logits = (torch.cat(of) for of in zip(*found, strict=True))
+        results = [self.captured(self._one, image, own) for image, own in zip(torch.split(x, 1), views, strict=True)]
+        losses, logits = (torch.cat(each) for each in zip(*results, strict=True))
         refuse_non_finite(x, logits)
         self.step.losses = {"entropy": losses.mean()}
         return logits

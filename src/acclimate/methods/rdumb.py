@@ -1,4 +1,4 @@
-"""RDumb: ETA that starts over at regular intervals (Press et al., 2023)."""
+"""RDumb: ETA that starts over at regular intervals (Press et al., 2023, arXiv:2306.05401)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from ..checks import DivergenceError, refuse_non_finite
-from ..core.adapter import Options
-from ..core.record import Count
-from ..parts.selection import Choice, Epsilon
-from .eata import ETA
+from ..parts.counter import Counter
+from .eata import ETA, Selecting
 
 __all__ = ["RDumb"]
 
@@ -17,40 +15,33 @@ __all__ = ["RDumb"]
 class RDumb(ETA):
     """min_θ S(x)·H(x) (Eq. 2), and back to the source every `every` batches.
 
+    >>> import acclimate, torch
+    >>> model = acclimate.RDumb(torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 3)), every=100)
+    >>> model(torch.rand(8, 4)).shape
+    torch.Size([8, 3])
+
     Args:
         model: any module that returns logits.
         every: after this many batches network, optimizer and running mean go back to the source.
-        margin: E0 = margin · ln C (Eq. 3).
-        epsilon: ε (Eq. 5); see `EATA`.
-        select: another S(x).
-        options: what every adapter takes, such as `lr` and `engine`: see `Adapter`.
+        arguments: those of `ETA`.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        every: int = 1000,
-        margin: float = 0.4,
-        epsilon: Epsilon = "auto",
-        select: Choice = None,
-        **options: Unpack[Options],
-    ) -> None:
-        super().__init__(model, margin=margin, epsilon=epsilon, select=select, **options)
+    def __init__(self, model: nn.Module, *, every: int = 1000, **arguments: Unpack[Selecting]) -> None:
+        super().__init__(model, **arguments)
         if every < 1:
-            raise ValueError(f"RDumb: every={every}; it starts over after at least one batch")
+            raise ValueError(f"RDumb: every={every}; expected at least one batch")
         self.every = every
-        self.batches = Count()
+        self.batches = Counter()
 
     def adapt(self, x: Tensor) -> Tensor:
         """Start over if it is time; then predict and learn as ETA does."""
         if int(self.batches) and int(self.batches) % self.every == 0:
             refuse_non_finite(x)
-            self.start_over("select")
+            self.state.start_over("select")
         try:
             logits = super().adapt(x)
         except DivergenceError:
-            self.batches.add(1)  # so that the time to start over comes
+            self.batches.add(1)  # a network that has diverged must still reach its next restart
             raise
         self.batches.add(1)
         return logits

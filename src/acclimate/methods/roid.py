@@ -1,18 +1,19 @@
-"""ROID: certainty and diversity weighting, weight ensembling, prior correction (Marsden et al., 2024)."""
+"""ROID: weighting by certainty and diversity, weight ensembling (Marsden et al., 2024, arXiv:2306.00650)."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 from typing_extensions import Unpack
 
 from ..checks import refuse_non_finite
-from ..core.adapter import Adapter, Options
+from ..core.adapter import Adapter
+from ..core.options import Defaults, Options, Presets
 from ..functional import entropy, soft_likelihood_ratio, symmetric_cross_entropy
 from ..parts.augment import Augment, Views
 
@@ -25,18 +26,30 @@ class ROID(Adapter):
     Diverse predictions are kept, d = minmax(1 − cos(m, p)) ≥ mean(d), with weight w = exp(d·minmax(−H)/T); m is the
     moving average of all predictions.
 
+    >>> import acclimate, torch
+    >>> net = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(192, 3))
+    >>> model = acclimate.ROID(net, augment=lambda x, generator: x.flip(-1))
+    >>> model(torch.rand(8, 3, 8, 8)).shape
+    torch.Size([8, 3])
+
     Args:
         model: a classifier that takes images in [0, 1] (see `acclimate.Normalised`).
         temperature: T.
-        momentum: μ, how much of the adapted parameters a step keeps; the rest is the source's.
-        prior: the returned logits are corrected by the batch's smoothed class frequencies π': `"log"` adds log π', the
-            `"released"` program multiplies by π', which leaves hardly any confidence; None returns them as they are.
-        augment: makes the view: a callable of (images, generator).
+        momentum: μ, the share of the adapted parameters after a step; the rest is the source's.
+        prior: the returned logits are corrected by the batch's smoothed class frequencies π': `"log"` adds log π'; the
+            `"released"` program multiplies by π', which leaves hardly any confidence; None returns them uncorrected.
+        augment: makes the view: a function of (images, generator).
         options: what every adapter takes, such as `lr` and `engine`: see `Adapter`.
     """
 
     cost = (2, 2)
-    default_optimizer: ClassVar[Any] = partial(SGD, momentum=0.9, nesterov=True)
+    defaults: ClassVar[Defaults] = Defaults(optimizer=partial(SGD, momentum=0.9, nesterov=True))
+    presets: ClassVar[Presets] = {
+        "resnet50": {"lr": 2.5e-4},
+        "vit-base": {"lr": 2.5e-4},
+        "cifar-resnet": {"optimizer": partial(Adam, lr=1e-3)},
+        "cifar-vit": {"optimizer": partial(Adam, lr=1e-3)},
+    }
     task = "classification"
     mean: Tensor | None
 
@@ -80,10 +93,14 @@ class ROID(Adapter):
         self.mean = 0.9 * mean + 0.1 * p.mean(0)
         return self._corrected(batch.logits)
 
+    def predict_only(self, x: Tensor) -> Tensor:
+        """Return the corrected logits of x, without learning."""
+        return self._corrected(super().predict_only(x))
+
     @torch.no_grad()
     def _ensemble(self) -> None:
         """θ ← μ·θ + (1 − μ)·θ°."""
-        adapted, source = [p.detach() for p in self.adapted], [*self.source_parameters().values()]
+        adapted, source = [p.detach() for p in self.adapted], [*self.state.source_parameters().values()]
         torch._foreach_mul_(adapted, self.momentum)
         torch._foreach_add_(adapted, source, alpha=1 - self.momentum)
 
@@ -98,6 +115,6 @@ class ROID(Adapter):
 
 
 def _minmax(values: Tensor) -> Tensor:
-    """To [0, 1]; nought where all are equal, as in a batch of one."""
+    """Scale to [0, 1]; zero where all are equal, as in a batch of one."""
     low, high = values.min(), values.max()
     return torch.where(high > low, (values - low) / (high - low), 0.0)

@@ -1,4 +1,4 @@
-"""SAR: reliable entropy minimisation towards flat minima (Niu et al., 2023)."""
+"""SAR: reliable entropy minimisation towards flat minima (Niu et al., 2023, arXiv:2302.12400)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from ..core.adapter import Adapter, Options
+from ..core.adapter import Adapter
+from ..core.options import Defaults, Options, Presets
 from ..functional import entropy
-from ..parts.parameters import Parameters
 from ..parts.selection import Reliable
 from ..parts.sharpness import ascended
 
@@ -20,22 +20,34 @@ __all__ = ["SAR"]
 class SAR(Adapter):
     """min_θ max_{‖δ‖ ≤ ρ} mean_R H(θ + δ), over the reliable samples R = {H < E0}.
 
-    Where the moving average e of the loss falls below `floor`, the network is taken to have collapsed and starts over.
+    Where the moving average e of the loss falls below `floor`, the network has collapsed and starts over.
+
+    >>> import acclimate, torch
+    >>> model = acclimate.SAR(torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 3)), lr=1e-3)
+    >>> model(torch.rand(8, 4)).shape
+    torch.Size([8, 3])
 
     Args:
         model: any module that returns logits.
         margin: E0 = margin · ln C.
-        rho: ρ, how far off the sharpest point is looked for.
+        rho: ρ, the distance to the sharpest point nearby.
         floor: the least e.
-        reset: after starting over, e is `"empty"`; the `"released"` program keeps e and the optimizer's momentum, so
+        reset: after starting over, e is `"empty"`. The `"released"` program keeps e and the optimizer's momentum, so
             that it starts over again and again until e has risen.
-        options: what every adapter takes, such as `lr` and `engine`: see `Adapter`. The last
-            stage's norm layers do not adapt (`parameters="early-norm"`).
+        options: what every adapter takes, such as `lr` and `engine`: see `Adapter`. The norm layers of the last stage
+            do not adapt (`parameters="early-norm"`).
     """
 
     cost = (2, 2)
     selective = True
-    default_parameters: ClassVar[Parameters | None] = "early-norm"
+    defaults: ClassVar[Defaults] = Defaults(parameters="early-norm")
+    presets: ClassVar[Presets] = {
+        "resnet50": {"lr": 2.5e-4},
+        "vit-base": {"lr": 1e-3},
+        "segformer-b5": {"lr": 7.5e-5, "statistics": "source"},
+        "cifar-resnet": {"lr": 5e-3, "floor": 0.2 / 3},  # in proportion to ln C
+        "cifar-vit": {"lr": 2.5e-3},
+    }
     average: Tensor
     """e; NaN while it is empty."""
 
@@ -63,25 +75,24 @@ class SAR(Adapter):
         batch = self.predict(x)
         kept = batch.kept(self.reliable(batch.logits) > 0)  # R
         if kept.any:
-            uncertain = kept.mean(entropy(kept.logits))
-            with ascended(self.adapted, self.gradients(uncertain), self.rho):  # θ' = θ + ρ·g/‖g‖
-                kept = batch.again(kept)
-                kept = kept.where(self.reliable(kept.logits) > 0)  # R'
+            g = self.gradients(kept.mean(entropy(kept.logits)))
+            with ascended(self.adapted, g, self.rho):  # θ' = θ + ρ·g/‖g‖
+                kept = batch.again(kept, where=self.reliable)  # R'
                 loss = kept.mean(entropy(kept.logits))
-                gradients = self.gradients(loss)
-            self.descend(gradients, entropy=loss)
-            self.step.backwards = self.step.backwards + kept.samples
+                g = self.gradients(loss)
+            self.update(gradients=g, entropy=loss)
             self._follow(loss.detach(), kept.any)
         self._recover()
         return batch.logits
 
     def _follow(self, loss: Tensor, learned: bool | Tensor) -> None:
+        """e ← 0.9·e + 0.1·loss; the first loss sets it."""
         e = torch.where(self.average.isnan(), loss, 0.9 * self.average + 0.1 * loss)
         self.average = torch.where(torch.as_tensor(learned, device=e.device), e, self.average)
 
     def _recover(self) -> None:
         if bool(self.average < self.floor):
             if self.reset_ == "released":
-                self.start_over(optimizer=False)
+                self.state.start_over(optimizer=False)
             else:
-                self.start_over("average")
+                self.state.start_over("average")

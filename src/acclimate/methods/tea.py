@@ -1,15 +1,20 @@
-"""TEA: the classifier as an energy-based model of the images it meets (Yuan et al., 2024)."""
+"""TEA: the classifier as an energy-based model of the images it meets (Yuan et al., 2024, arXiv:2311.14402)."""
 
 from __future__ import annotations
 
+from functools import partial
+from typing import ClassVar
+
 import torch
 from torch import Generator, Tensor, nn
+from torch.optim import Adam
 from typing_extensions import Unpack
 
 from ..checks import refuse_divergence, refuse_non_finite
-from ..core.adapter import Adapter, Options
+from ..core.adapter import Adapter
+from ..core.options import Options, Presets
 from ..functional import free_energy
-from ..parts.image_buffer import Replay
+from ..parts.image_buffer import ImageBuffer
 from ..parts.randomness import on_device
 
 __all__ = ["TEA"]
@@ -18,23 +23,36 @@ __all__ = ["TEA"]
 class TEA(Adapter):
     """min_θ mean g(fake) − mean g(real), with g(x) = log Σ exp f(x): contrastive divergence. Predicts after the step.
 
-    The fakes are drawn from the model itself: images from a replay buffer take `steps` steps of Langevin dynamics,
-    x ← x + step_size·∇g(x) + noise·N(0, 1), and go back into it.
+    Fake images are sampled from the model itself: images from a replay buffer take `steps` steps of Langevin dynamics,
+    x ← x + step_size·∇g(x) + noise·N(0, 1), and are written back.
+
+    >>> import acclimate, torch
+    >>> net = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(192, 3))
+    >>> model = acclimate.TEA(net, steps=2)
+    >>> model(torch.rand(8, 3, 8, 8)).shape
+    torch.Size([8, 3])
 
     Args:
         model: a classifier.
         steps: of Langevin dynamics.
-        step_size: theirs.
+        step_size: of Langevin dynamics.
         noise: its standard deviation.
-        buffer: how many images are kept for replay. They take up memory as they are drawn, on the model's device and in
-            `storage`: in half precision 10,000 are 3.0 GB at 3×224×224 and 61 MB at 3×32×32. `replay.nbytes` tells.
-        renewal: the probability that a drawn image starts anew from noise.
-        storage: the type that images are kept in.
+        buffer: how many images are kept for replay. Memory is allocated as they are sampled, on the model's device and
+            in `storage`: in half precision 10,000 images take 3.0 GB at 3×224×224 and 61 MB at 3×32×32.
+            `replay.nbytes` is what is in use.
+        renewal: the probability that a sampled image starts from noise.
+        storage: the type that images are stored in.
         options: what every adapter takes, such as `lr` and `engine`: see `Adapter`.
     """
 
     cost = (23, 22)
     task = "classification"
+    presets: ClassVar[Presets] = {
+        "resnet50": {"lr": 2.5e-4},
+        "vit-base": {"lr": 5e-3},
+        "cifar-resnet": {"optimizer": partial(Adam, lr=1e-3)},
+        "cifar-vit": {"optimizer": partial(Adam, lr=1e-4)},
+    }
 
     def __init__(
         self,
@@ -50,22 +68,22 @@ class TEA(Adapter):
     ) -> None:
         super().__init__(model, **options)
         if steps < 0 or not 0 <= renewal <= 1:
-            raise ValueError(f"TEA: steps={steps} must not be negative, and renewal={renewal} lie in [0, 1]")
+            raise ValueError(f"TEA: steps={steps} must not be negative, and renewal={renewal} must lie in [0, 1]")
         if not storage.is_floating_point:
             raise ValueError(f"TEA: storage={storage}; expected a floating-point type such as torch.float16")
         self.steps, self.step_size, self.noise = steps, step_size, noise
         self.buffer, self.renewal, self.storage = buffer, renewal, storage
-        self.replay = Replay(buffer, storage)
+        self.replay = ImageBuffer(buffer, storage)
 
     def adapt(self, x: Tensor) -> Tensor:
-        """Learn to tell the batch from what the model imagines, then predict."""
+        """Learn to separate the batch from fake images, then predict."""
         refuse_non_finite(x)
-        fake, places = self.replay.draw(x, self.renewal, self.generator)
-        fake = self.piece(self._langevin, fake, generator=on_device(self.generator, x.device))
-        real = self.predict(x).rows()
-        imagined = self.traced(fake)
-        refuse_non_finite(fake, imagined)
-        self.update(real=-free_energy(real).mean(), fake=free_energy(imagined).mean())
+        fake, places = self.replay.sample(x, self.renewal, self.generator)
+        fake = self.captured(self._langevin, fake, generator=on_device(self.generator, x.device))
+        g_real = free_energy(self.predict(x).rows())
+        z_fake = self.traced(fake)
+        refuse_non_finite(fake, z_fake)
+        self.update(real=-g_real.mean(), fake=free_energy(z_fake).mean())
         self.replay.write(fake, places)
         with torch.no_grad():
             logits = self.logits(x)
@@ -73,12 +91,10 @@ class TEA(Adapter):
         return logits
 
     def _langevin(self, x: Tensor, generator: Generator) -> Tensor:
-        with self.fixed():
+        with self.learning(parameters=False):
             for _ in range(self.steps):
                 x = x.detach().requires_grad_()
-                energy = free_energy(self.traced(x)).sum()
-                with self.normalising(len(x)):  # activation checkpoints run the forward again in here
-                    (slope,) = torch.autograd.grad(energy, x)
-                drift = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
-                x = x + self.step_size * slope + self.noise * drift
+                (slope,) = self.gradients(free_energy(self.traced(x)).sum(), of=[x])
+                noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+                x = x + self.step_size * slope + self.noise * noise
         return x.detach()

@@ -90,18 +90,9 @@ def few(scale: Scale, method: str) -> int | None:
 
 def rate(scale: Scale, network: Kind, method: str, times: float) -> float:
     """Return a multiple of the learning rate that a method has at a scale."""
-    usual = scale.settings.get(network, {}).get(method, {}).get("lr", preset(method, scale.presets[network])["lr"])
+    preset = METHODS[method].presets[scale.presets[network]]
+    usual = scale.settings.get(network, {}).get(method, {}).get("lr", preset["lr"])
     return float(f"{times * usual:.3g}")
-
-
-def preset(method: str, network: str) -> dict[str, Any]:
-    """Return a method's arguments in a preset."""
-    presets = getattr(METHODS[method], "presets", None)
-    if presets is None:  # fallback, until presets are in the method files
-        from ..methods.presets import hyper_parameters
-
-        return hyper_parameters(title(method), network)
-    return dict(presets[network])
 
 
 # Cases: functions of a scale

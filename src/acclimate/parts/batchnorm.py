@@ -1,58 +1,69 @@
-"""Which statistics BatchNorm layers use, for the length of a `with` block.
+"""Which statistics BatchNorm layers use inside a `with` block.
 
     norm = Normalisation(model)
     with norm.batch():
-        logits = model(x)      # normalised by x's own mean and variance
+        logits = model(x)      # normalised by the mean and variance of x
 
-Every mode also holds Dropout, DropPath and the like off, and leaves flags, buffers and hooks as it found them.
+Every mode also switches Dropout and DropPath off, and restores flags, buffers and hooks at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["Normalisation", "Record", "flattened"]
+__all__ = ["Mode", "Normalisation", "Record", "flattened"]
 
-Statistics: TypeAlias = tuple[Tensor, Tensor]  # mean and variance a channel
-Record: TypeAlias = dict[nn.Module, list[Statistics]]  # in the order of a layer's calls
+Statistics: TypeAlias = tuple[Tensor, Tensor]
+"""Mean and variance per channel."""
+Record: TypeAlias = dict[nn.Module, list[Statistics]]
+"""The statistics of each call of each layer."""
+Mode: TypeAlias = Literal["source", "batch", "detached", "recorded", "replayed"] | float
+"""How BatchNorm normalises. A number is the share of the batch's statistics, blended with the source's."""
 
 
 def batch_moments(x: Tensor, correction: int = 0) -> Statistics:
-    """Mean and variance of each channel, without a gradient; `correction=1` is the variance that buffers hold."""
+    """Return mean and variance of each channel without a gradient; `correction=1` is the variance in the buffers."""
     values = x.detach() if x.dtype == torch.float64 else x.detach().float()
     variance, mean = torch.var_mean(values, [0, *range(2, x.dim())], correction=0 if _lone(x) else correction)
     return mean, variance
 
 
 def _lone(x: Tensor) -> bool:
-    """One value a channel, which has no variance."""
+    """Return whether there is one value per channel, which has no variance."""
     return x.numel() == x.shape[1]
 
 
 def flattened(record: Record) -> tuple[list[Tensor], list[int]]:
-    """A record as a list of tensors, and how often each layer was called."""
+    """Return a record as a list of tensors, and the number of calls of each layer."""
     calls = [*record.values()]
     return [t for statistics in calls for pair in statistics for t in pair], [len(statistics) for statistics in calls]
 
 
 class Normalisation:
-    """The ways in which a model's BatchNorm layers may normalise. The layers are looked up once."""
+    """The ways in which the BatchNorm layers of a model can normalise. The layers are found once.
+
+    >>> net = nn.Sequential(nn.BatchNorm1d(2, affine=False)).eval()
+    >>> with Normalisation(net).batch():
+    ...     net(torch.tensor([[1.0, 5.0], [3.0, 9.0]])).round()
+    tensor([[-1., -1.],
+            [ 1.,  1.]])
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = tuple(model.modules())
         self.layers = tuple(m for m in self.modules if isinstance(m, _BatchNorm))
         self.calls: list[int] = []
-        """How often a recorded pass called each layer."""
+        """The number of calls of each layer in a recorded pass."""
 
     @contextmanager
     def source(self) -> Iterator[None]:
-        """Evaluation mode: the statistics collected in training."""
+        """Use the statistics collected in training: evaluation mode."""
         awake = [m for m in self.modules if m.training]
         for module in awake:
             module.training = False
@@ -64,17 +75,17 @@ class Normalisation:
 
     @contextmanager
     def batch(self, size: int | None = None) -> Iterator[None]:
-        """The current batch's statistics, with gradients through them; source buffers stay untouched.
+        """Use the statistics of the current batch, with gradients through them; source buffers stay as they are.
 
-        Given `size=1`, a layer that sees one value a channel, whose variance is nothing, keeps to its source
-        statistics instead of failing.
+        With `size=1`, a layer that sees one value per channel, which has no variance, uses its source statistics
+        instead of failing.
         """
         hooks = []
         with self.source():
             tracked = [layer for layer in self.layers if layer.track_running_stats]
             for layer in self.layers:
                 layer.training = True
-                layer.track_running_stats = False  # else torch would overwrite the source buffers
+                layer.track_running_stats = False  # otherwise torch overwrites the source buffers
             if size == 1:
                 hooks = [layer.register_forward_pre_hook(_source_if_lone) for layer in tracked]
             try:
@@ -89,13 +100,13 @@ class Normalisation:
 
     @contextmanager
     def detached(self) -> Iterator[None]:
-        """The current batch's statistics, without gradients through them."""
+        """Use the statistics of the current batch, without gradients through them."""
         with self._using(_source_or_batch):
             yield
 
     @contextmanager
     def blended(self, share: float) -> Iterator[None]:
-        """(1 − share) of the source's statistics and `share` of the batch's, without gradients through them."""
+        """Use (1 − share) of the source's statistics and `share` of the batch's, without gradients through them."""
 
         def blend(layer: _BatchNorm, x: Tensor) -> Statistics:
             mean, variance = batch_moments(x, correction=1)
@@ -111,7 +122,7 @@ class Normalisation:
 
     @contextmanager
     def recorded(self) -> Iterator[Record]:
-        """The batch's statistics, without gradients through them, noted for `replayed`."""
+        """Use the batch's statistics without gradients through them, and record them for `replayed`."""
         record: Record = {layer: [] for layer in self.layers}
 
         def note(layer: _BatchNorm, x: Tensor) -> Statistics:
@@ -122,20 +133,20 @@ class Normalisation:
             yield record
 
     def unflattened(self, tensors: Sequence[Tensor], calls: Sequence[int]) -> Record:
-        """The reverse of `flattened`."""
+        """Invert `flattened`."""
         pairs = iter(zip(tensors[::2], tensors[1::2], strict=True))
         return {layer: [next(pairs) for _ in range(count)] for layer, count in zip(self.layers, calls, strict=True)}
 
     @contextmanager
     def replayed(self, record: Record) -> Iterator[None]:
-        """The statistics of an earlier pass, so that a part of its batch is normalised as it was then."""
+        """Use the statistics of an earlier pass, so that some samples of its batch are normalised as before."""
         calls = {layer: iter(statistics) for layer, statistics in record.items()}
         with self._using(lambda layer, _: next(calls[layer])):
             yield
 
     @contextmanager
     def _using(self, statistics: Callable[[_BatchNorm, Tensor], Statistics]) -> Iterator[None]:
-        """Evaluation mode, with what `statistics(layer, input)` says in the place of the running buffers."""
+        """Use evaluation mode, with `statistics(layer, input)` instead of the running buffers."""
         found = [(layer, layer.running_mean, layer.running_var) for layer in self.layers]
         source = {layer: (mean, variance) for layer, mean, variance in found}
 
@@ -158,7 +169,7 @@ class Normalisation:
 
 
 def _source_or_batch(layer: _BatchNorm, x: Tensor) -> Statistics:
-    """A batch's moments; the source's where the layer sees one value a channel."""
+    """Return the moments of a batch; the source's where there is one value per channel."""
     mean, variance = layer.running_mean, layer.running_var
     return batch_moments(x) if mean is None or variance is None or not _lone(x) else (mean, variance)
 

@@ -1,9 +1,10 @@
-"""Against forgetting: how much each parameter matters to the source domain, and a pull towards its source value."""
+"""The Fisher regulariser against forgetting: the importance of each parameter, and a pull to its source value."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -15,18 +16,44 @@ from torch.nn.utils import parameters_to_vector
 
 from ..checks import check_images, refuse_non_finite
 
-if TYPE_CHECKING:
-    from ..core.adapter import Adapter
-
-__all__ = ["Fisher", "Images", "batch_importance", "image_batches", "sample_importance"]
+__all__ = ["Fisher", "Images", "batch_importance", "image_batches", "refuse_fisher", "sample_importance"]
 
 Images: TypeAlias = Tensor | Iterable[Tensor | Sequence[Tensor]]
-"""Images without labels: one tensor, or batches of them. Of the (images, labels) that a DataLoader yields, the
-labels are not looked at."""
+"""Images without labels: one tensor, or batches of them. Labels that a DataLoader yields with them are ignored."""
+
+
+class Learner(Protocol):
+    """What the estimate needs of an adapter."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+
+    @property
+    def named(self) -> Mapping[str, Parameter]:
+        """The adapted parameters by name."""
+
+    @property
+    def coupled(self) -> bool:
+        """Whether the samples of a batch depend on each other."""
+
+    def exactly(self) -> AbstractContextManager[None]:
+        """Compute gradients inside, by eager passes in the network's own precision."""
+
+    def logits(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Run one pass."""
+
+    def gradients(self, loss: Tensor) -> list[Tensor]:
+        """Return the gradients of the adapted parameters."""
 
 
 class Fisher(nn.Module):
-    """R(θ, θ°) = Σ ω·(θ − θ°)² (Eq. 7). Without an importance ω it is nought: nothing pulls."""
+    """R(θ, θ°) = Σ ω·(θ − θ°)² (Eq. 7). Without an importance ω it is zero.
+
+    >>> fisher = Fisher(torch.tensor([2.0, 3.0]), torch.tensor([5.0, 5.0]))
+    >>> fisher([nn.Parameter(torch.tensor([6.0, 3.0]))])  # 2·1² + 3·2²
+    tensor(14., grad_fn=<SumBackward0>)
+    """
 
     importance: Tensor | None
     source: Tensor | None
@@ -37,23 +64,23 @@ class Fisher(nn.Module):
         self.register_buffer("source", source)
 
     @classmethod
-    def estimate(cls, adapter: Adapter, images: Images, how: Literal["batch", "sample"] = "batch") -> Fisher:
-        """From unlabelled in-distribution images, with an adapter's network in adaptation mode.
+    def estimate(cls, adapter: Learner, images: Images, how: Literal["batch", "sample"] = "batch") -> Fisher:
+        """Estimate the importance from unlabelled in-distribution images, with the network in adaptation mode.
 
-        `"batch"` squares the gradient of each batch's mean loss, as the released EATA does; `"sample"` is Eq. (9) as
-        written, about a batch size larger, so that β must be smaller.
+        `"batch"` squares the gradient of each batch's mean loss, as the released EATA does. `"sample"` is Eq. (9) as
+        written, which is larger by about the batch size, so that β must be smaller.
         """
         if how not in _IMPORTANCE:
             raise ValueError(f"fisher={how!r}: expected one of {', '.join(map(repr, _IMPORTANCE))}")
-        with adapter.learning(), adapter.runner.plainly():
+        with adapter.exactly():
             importance = _IMPORTANCE[how](adapter, _checked(images, adapter.device))
         if not bool(importance.isfinite().all()):
             raise ValueError("the source images gave NaN or infinite gradients: no importance could be estimated")
-        return cls(importance, _vector(adapter.adapted))
+        return cls(importance, _vector([*adapter.named.values()]))
 
     @classmethod
-    def weighted(cls, beta: float, adapter: Adapter, images: Images | None, how: Literal["batch", "sample"]) -> Fisher:
-        """What a method with weight β needs: an estimate, or nothing where β = 0."""
+    def weighted(cls, beta: float, adapter: Learner, images: Images | None, how: Literal["batch", "sample"]) -> Fisher:
+        """Return what a method with weight β needs: an estimate, or an empty regulariser where β = 0."""
         if beta < 0:
             raise ValueError(f"{type(adapter).__name__}: beta={beta} is negative")
         if beta == 0:
@@ -62,7 +89,7 @@ class Fisher(nn.Module):
             raise ValueError(
                 f"{type(adapter).__name__}: beta={beta:g} pulls towards the source, which needs unlabelled "
                 "in-distribution images. Give source=batches (acclimate.collect_in_distribution finds some in a "
-                "stream), or beta=0 to do without"
+                "stream), or beta=0 for no regulariser"
             )
         return cls.estimate(adapter, images, how)
 
@@ -74,18 +101,24 @@ class Fisher(nn.Module):
         return (self.importance * (theta - self.source).square()).sum()
 
 
+def refuse_fisher(method: str, arguments: Mapping[str, object]) -> None:
+    """Raise for arguments of the regulariser, given to a method without one."""
+    if given := [name for name in ("source", "beta", "fisher") if name in arguments]:
+        raise TypeError(f"{method} has no Fisher regulariser, so it takes no {given[0]}=; EATA and EATAC do")
+
+
 def pseudo_label_loss(logits: Tensor) -> Tensor:
-    """Cross-entropy with the network's own prediction, a sample: (B,); the mean over pixels of a segmenter."""
+    """Return the cross-entropy with the network's own prediction per sample: (B,); a mean over a segmenter's pixels."""
     losses = F.cross_entropy(logits, logits.detach().argmax(1), reduction="none")
     return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
 
 
-def batch_importance(adapter: Adapter, batches: Iterable[Tensor]) -> Tensor:
-    """ω = the mean over batches of the squared gradient of a batch's mean loss.
+def batch_importance(adapter: Learner, batches: Iterable[Tensor]) -> Tensor:
+    """ω = the mean over batches of the squared gradient of the batch's mean loss.
 
-    What the released EATA computes, and what its β = 2,000 belongs to.
+    The released EATA computes this, and its β = 2,000 belongs to it.
     """
-    squares, count = torch.zeros_like(_vector(adapter.adapted)), 0
+    squares, count = torch.zeros_like(_vector([*adapter.named.values()])), 0
     for x in batches:
         gradient = adapter.gradients(pseudo_label_loss(adapter.logits(x)).mean())
         squares += _vector(gradient).square()
@@ -93,14 +126,14 @@ def batch_importance(adapter: Adapter, batches: Iterable[Tensor]) -> Tensor:
     return squares / count
 
 
-def sample_importance(adapter: Adapter, batches: Iterable[Tensor]) -> Tensor:
+def sample_importance(adapter: Learner, batches: Iterable[Tensor]) -> Tensor:
     """ω = 1/Q Σ_q (∂ loss(x_q) / ∂θ)², Eq. (9) as written.
 
-    Where samples do not depend on their batch, all are differentiated at once. Under BatchNorm on batch statistics
-    they do: a sample's loss is then differentiated through its whole batch.
+    Where samples do not depend on their batch, all are differentiated at once. With BatchNorm on batch statistics each
+    sample's loss is differentiated through its whole batch.
     """
     gradients = _coupled_gradients if adapter.coupled else _independent_gradients
-    squares, count = torch.zeros_like(_vector(adapter.adapted)), 0
+    squares, count = torch.zeros_like(_vector([*adapter.named.values()])), 0
     for x in batches:
         for rows in gradients(adapter, x):
             squares += rows.square().sum(0)
@@ -108,23 +141,22 @@ def sample_importance(adapter: Adapter, batches: Iterable[Tensor]) -> Tensor:
     return squares / count
 
 
-def _independent_gradients(adapter: Adapter, x: Tensor) -> Iterator[Tensor]:
+def _independent_gradients(adapter: Learner, x: Tensor) -> Iterator[Tensor]:
     def loss(theta: dict[str, Tensor], image: Tensor) -> Tensor:
-        return pseudo_label_loss(adapter.counted(adapter.network(image.unsqueeze(0), theta))).squeeze(0)
+        return pseudo_label_loss(adapter.logits(image.unsqueeze(0), theta)).squeeze(0)
 
-    theta = {name: p.detach() for name, p in zip(adapter.names, adapter.adapted, strict=True)}
-    # the fused attention kernels have no batching rule
-    with adapter.normalising(len(x)), sdpa_kernel(SDPBackend.MATH):
+    theta = {name: p.detach() for name, p in adapter.named.items()}
+    with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no batching rule
         rows = vmap(grad(loss), in_dims=(None, 0))(theta, x)
     yield torch.cat([rows[name].flatten(1) for name in theta], 1)
 
 
-def _coupled_gradients(adapter: Adapter, x: Tensor, chunk: int = 16) -> Iterator[Tensor]:
+def _coupled_gradients(adapter: Learner, x: Tensor, chunk: int = 16) -> Iterator[Tensor]:
     losses = pseudo_label_loss(adapter.logits(x))
     for one in torch.split(torch.eye(len(x), device=losses.device, dtype=losses.dtype), chunk):
         rows = torch.autograd.grad(
             losses,
-            adapter.adapted,
+            [*adapter.named.values()],
             one,
             retain_graph=True,
             is_grads_batched=True,
@@ -135,7 +167,7 @@ def _coupled_gradients(adapter: Adapter, x: Tensor, chunk: int = 16) -> Iterator
 
 
 def _vector(tensors: Sequence[Tensor]) -> Tensor:
-    """One vector, in at least single precision: squares of small half-precision gradients would vanish."""
+    """Return one vector, in at least single precision: squares of small half-precision gradients would vanish."""
     flat = torch.cat([t.detach().flatten() for t in tensors])
     return flat if flat.dtype == torch.float64 else flat.float()
 
@@ -148,14 +180,14 @@ def _checked(images: Images, device: torch.device) -> Iterator[Tensor]:
         empty = False
         yield x
     if empty:
-        raise ValueError("source= holds no image: the Fisher regulariser needs some hundred in-distribution images")
+        raise ValueError("source= holds no image: the Fisher regulariser needs a few hundred in-distribution images")
 
 
 _IMPORTANCE = {"batch": batch_importance, "sample": sample_importance}
 
 
 def image_batches(images: Images, size: int = 64) -> Iterator[Tensor]:
-    """Batches of images out of whatever holds them."""
+    """Yield batches of images from a tensor, a list of batches or a DataLoader."""
     if isinstance(images, Tensor):
         yield from torch.split(images, size)
         return

@@ -1,4 +1,4 @@
-"""A bounded memory of images that are drawn, worked on, and written back."""
+"""A bounded buffer of images that are sampled, changed, and written back: TEA's replay buffer."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from ..core.record import Count
-from ..core.state import copy_all
+from .copying import copy_all
+from .counter import Counter
 from .randomness import on_device
 
-__all__ = ["Replay"]
+__all__ = ["ImageBuffer"]
 
-_SHELF = 256  # images that memory is taken up for at a time
+_SHELF = 256  # images per allocation
 
 
-class Replay(nn.Module):
-    """`capacity` images, at first uniform in (−1, 1). They take up memory as they are written, a shelf at a time.
+class ImageBuffer(nn.Module):
+    """`capacity` images, initially uniform in (−1, 1). Memory is allocated as they are written, a shelf at a time.
 
-    Unseen images are all alike, so they need no place yet: a draw that hits one of them gets the next free place.
+    Images that were never written are all alike, so they need no place yet: a sample that hits one of them gets the
+    next free place.
     """
 
     def __init__(self, capacity: int, dtype: torch.dtype) -> None:
         super().__init__()
         if capacity < 1:
-            raise ValueError(f"a replay buffer holds at least one image, not {capacity}")
+            raise ValueError(f"the replay buffer must hold at least one image, not {capacity}")
         self.capacity, self.dtype = capacity, dtype
-        self.taken = Count()
+        self.taken = Counter()
         for first in range(0, capacity, _SHELF):
             self.register_buffer(f"from_{first}", None)
 
@@ -40,30 +41,30 @@ class Replay(nn.Module):
 
     @property
     def nbytes(self) -> int:
-        """The memory taken up now."""
+        """The memory in use, in bytes."""
         return sum(shelf.nbytes for shelf in self.buffers(recurse=False))
 
-    def draw(self, like: Tensor, renewal: float, generator: Generator) -> tuple[Tensor, list[int]]:
-        """As many images as `like` has, and their places. One starts anew with the probability `renewal`."""
+    def sample(self, like: Tensor, renewal: float, generator: Generator) -> tuple[Tensor, list[int]]:
+        """Return as many images as `like` has, and their places. Each is new noise with probability `renewal`."""
         if len(self) and self[0].shape != like.shape[1:]:
             raise ValueError(
                 f"the replay buffer holds images of {tuple(self[0].shape)}, and these are of {tuple(like.shape[1:])}: "
-                "reset(), or resize them"
+                "call reset(), or resize them"
             )
         places: list[int] = []
         seen = len(self)
         for hit in torch.randint(self.capacity, (len(like),), generator=generator).tolist():
             places.append(min(hit, seen))
             seen = max(seen, places[-1] + 1)
-        anew = (torch.rand(len(like), generator=generator) < renewal).tolist()
-        many = on_device(generator, like.device)
-        drawn = 2 * torch.rand(like.shape, dtype=like.dtype, device=like.device, generator=many) - 1
-        seen_before = [row for row, place in enumerate(places) if place < len(self) and not anew[row]]
-        copy_all([drawn[row] for row in seen_before], [self[places[row]] for row in seen_before])
-        return drawn, places
+        renewed = (torch.rand(len(like), generator=generator) < renewal).tolist()
+        noise = on_device(generator, like.device)
+        images = 2 * torch.rand(like.shape, dtype=like.dtype, device=like.device, generator=noise) - 1
+        stored = [row for row, place in enumerate(places) if place < len(self) and not renewed[row]]
+        copy_all([images[row] for row in stored], [self[places[row]] for row in stored])
+        return images, places
 
     def write(self, images: Tensor, places: Sequence[int]) -> None:
-        """Put images back in their places; of two in one place, the later stays."""
+        """Write images back to their places; of two in one place, the later stays."""
         most = torch.finfo(self.dtype).max
         latest = dict(zip(places, images.detach().clamp(-most, most), strict=True))
         for place, image in latest.items():
@@ -81,7 +82,7 @@ class Replay(nn.Module):
         return shelf
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Moves to a device, but keeps its own precision."""
+        """Move to a device, but keep the precision."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, shelf in self._buffers.items():
             self._buffers[name] = None if shelf is None else shelf.to(self.dtype)

@@ -1,4 +1,4 @@
-"""A network that takes images in [0, 1]: normalisation inside it, where augmentations cannot get in its way."""
+"""A network with its input normalisation inside, so that it takes images in [0, 1] as augmentations need them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from torch import Tensor, nn
 __all__ = ["IMAGENET", "Normalised"]
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Mean and standard deviation, a channel, that most ImageNet networks expect."""
+"""Mean and standard deviation per channel that most ImageNet networks expect."""
 
 
 class Normalised(nn.Module):
-    """`model` after (x − mean)/std.
+    """`model` applied to (x − mean)/std.
 
-        net = Normalised(timm.create_model("resnet50", pretrained=True))  # timm says which mean and std
+        net = Normalised(timm.create_model("resnet50", pretrained=True))  # timm's networks know their mean and std
         net = Normalised(torchvision.models.resnet50(weights="DEFAULT"), *IMAGENET)
+
+    >>> net = Normalised(nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), mean=(0.5,), std=(0.25,))
+    >>> net(torch.rand(2, 1, 4, 4)).shape
+    torch.Size([2, 3])
 
     Args:
         model: a network that expects normalised images.
-        mean: what is subtracted from each channel; None asks the model, which timm's know.
-        std: what it is then divided by; None as above.
+        mean: subtracted from each channel; None takes it from timm's `pretrained_cfg`.
+        std: divides each channel; None as above.
     """
 
     mean: Tensor
@@ -32,8 +36,8 @@ class Normalised(nn.Module):
         self, model: nn.Module, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
     ) -> None:
         super().__init__()
-        told = getattr(model, "pretrained_cfg", None) or {}
-        mean, std = told.get("mean") if mean is None else mean, told.get("std") if std is None else std
+        known = getattr(model, "pretrained_cfg", None) or {}
+        mean, std = known.get("mean") if mean is None else mean, known.get("std") if std is None else std
         if mean is None or std is None:
             raise ValueError(
                 f"{type(model).__name__} does not say how its images are normalised: give mean= and std=, such as "
@@ -49,5 +53,5 @@ class Normalised(nn.Module):
         self.training = model.training
 
     def forward(self, x: Tensor) -> object:
-        """What the model returns."""
+        """Return what the model returns."""
         return self.model((x - self.mean) / self.std)

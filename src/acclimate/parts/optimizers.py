@@ -1,4 +1,4 @@
-"""An optimizer's step under a condition that only the device knows."""
+"""Optimizer steps under a condition that stays on the device, and optimizers that start fresh."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-__all__ = ["can_wait", "only_where", "start_momentum"]
+__all__ = ["can_wait", "capturable", "fresh", "only_where", "start_momentum"]
 
 
 def can_wait(optimizer: Optimizer | None) -> bool:
-    """Whether the condition may stay on the device: so far for plain SGD, which every method here has by default."""
+    """Return whether the condition of a step may stay on the device. Plain SGD, the default of most methods, can."""
     return type(optimizer) is SGD and all(_plain(group) for group in optimizer.param_groups)
 
 
@@ -22,7 +22,7 @@ def _plain(group: dict[str, object]) -> bool:
 
 
 def start_momentum(optimizer: Optimizer | None) -> None:
-    """Momentum starts at nought instead of nothing, which is the same first step: m·0 + g."""
+    """Initialise momentum to zero, so the first step is unchanged: m·0 + g."""
     if type(optimizer) is SGD:
         for group in optimizer.param_groups:
             if group["momentum"] and not group["dampening"]:
@@ -33,15 +33,16 @@ def start_momentum(optimizer: Optimizer | None) -> None:
 
 @contextmanager
 def only_where(condition: bool | Tensor, optimizer: Optimizer) -> Iterator[None]:
-    """A step inside changes parameters and momentum only where the condition holds; nobody reads it.
+    """Let a step inside change parameters and momentum only where the condition holds, without reading it.
 
-    The fused kernel leaves everything as it is where a gradient scaler has `found_inf`: a condition by another name.
+    The fused kernel leaves everything as it is where a gradient scaler has `found_inf`, so the condition is passed
+    under that name.
     """
     if condition is True:
         yield
         return
     assert isinstance(condition, Tensor)  # noqa: S101
-    start_momentum(optimizer)  # a first step that is left out would leave its memory unwritten
+    start_momentum(optimizer)  # a skipped first step would leave momentum uninitialised
     asked = [group["fused"] for group in optimizer.param_groups]
     optimizer.found_inf = 1.0 - condition.float()  # type: ignore[attr-defined]
     for group in optimizer.param_groups:
@@ -52,3 +53,31 @@ def only_where(condition: bool | Tensor, optimizer: Optimizer) -> Iterator[None]
         del optimizer.found_inf  # type: ignore[attr-defined]
         for group, fused in zip(optimizer.param_groups, asked, strict=True):
             group["fused"] = fused
+
+
+@contextmanager
+def fresh(optimizer: Optimizer, rate: float = 1.0) -> Iterator[None]:
+    """Use an optimizer as if it were new inside the block, with its learning rates times `rate`."""
+    optimizer.state.clear()
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group, lr in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = lr * rate
+    try:
+        yield
+    finally:
+        for group, lr in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = lr
+
+
+@contextmanager
+def capturable(optimizer: Optimizer | None) -> Iterator[None]:
+    """Let Adam count its steps on the device inside the block, as a recorded step needs it."""
+    groups = [] if optimizer is None else [group for group in optimizer.param_groups if "capturable" in group]
+    asked = [group["capturable"] for group in groups]
+    for group in groups:
+        group["capturable"] = True
+    try:
+        yield
+    finally:
+        for group, before in zip(groups, asked, strict=True):
+            group["capturable"] = before

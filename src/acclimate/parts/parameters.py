@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _NormBase
 __all__ = ["Parameters", "choose_parameters", "early_norm_parameters", "is_norm", "norm_parameters"]
 
 Parameters: TypeAlias = Literal["norm", "early-norm", "all"] | Iterable[str] | Callable[[str, Parameter], bool]
-"""`"norm"`: the affine parameters of the normalisation layers; `"early-norm"`: of all but the last stage's; `"all"`;
-names; or a test of (name, parameter)."""
+"""`"norm"`: weight and bias of the normalisation layers; `"early-norm"`: without those of the last stage; `"all"`;
+names; or a function of (name, parameter) that returns whether it adapts."""
 
 _LAST_STAGE = re.compile(
     r"(^|\.)(layer4|encoder\.stages\.3)\."  # ResNet
@@ -25,9 +25,10 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a normalisation layer with an affine weight.
+    """Return whether a module is a normalisation layer with an affine weight.
 
-    Torch's own layers are; so is any other that calls itself a norm and scales by a vector (timm, transformers).
+    This covers torch's own layers, and any other that has "norm" in its class name and scales by a vector (timm,
+    transformers).
     """
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Parameter):
@@ -36,7 +37,11 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def norm_parameters(model: nn.Module) -> dict[str, Parameter]:
-    """Weight and bias of every normalisation layer, by name, in the model's own order."""
+    """Return weight and bias of every normalisation layer by name, in the model's order.
+
+    >>> list(norm_parameters(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))))
+    ['1.weight', '1.bias']
+    """
     owned = {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
@@ -48,16 +53,16 @@ def norm_parameters(model: nn.Module) -> dict[str, Parameter]:
 
 
 def early_norm_parameters(model: nn.Module) -> dict[str, Parameter]:
-    """`norm_parameters` without the last stage's, where a network's names tell which that is.
+    """Return `norm_parameters` without those of the last stage, where the names show which stage is the last.
 
-    ResNet's `layer4`, a ViT's blocks 9 to 11 and final norm, as SAR's authors have it, in timm's, torchvision's and
-    transformers' names.
+    These are ResNet's `layer4`, and blocks 9 to 11 and the final norm of a ViT, as in SAR's program, under the names of
+    timm, torchvision and transformers.
     """
     return {name: p for name, p in norm_parameters(model).items() if not _LAST_STAGE.search(name)}
 
 
 def choose_parameters(model: nn.Module, which: Parameters) -> dict[str, Parameter]:
-    """The parameters that `which` asks for, by name. Raises where it asks for what the model does not have."""
+    """Return the chosen parameters by name; raise for names that the model does not have."""
     everything = dict(model.named_parameters())
     if which == "norm":
         return norm_parameters(model)
@@ -71,5 +76,5 @@ def choose_parameters(model: nn.Module, which: Parameters) -> dict[str, Paramete
         return {name: p for name, p in everything.items() if which(name, p)}
     names = set(which)
     if unknown := sorted(names - everything.keys()):
-        raise ValueError(f"parameters= names what the model does not have: {', '.join(unknown[:5])}")
+        raise ValueError(f"parameters= has names that the model does not have: {', '.join(unknown[:5])}")
     return {name: p for name, p in everything.items() if name in names}

@@ -1,4 +1,4 @@
-"""Random numbers by explicit generators alone."""
+"""Random numbers come from explicit generators only."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["on_device"]
 
 
 def on_device(generator: Generator, device: torch.device) -> Generator:
-    """For many numbers at once: `generator` where it is on `device`, else one there, seeded by it.
+    """Return a generator on `device` for large samples: `generator` itself, or a new one seeded by it.
 
-    Few numbers are drawn from an adapter's own generator, on the CPU, so that a stream is the same on every device;
-    noise of the size of images or parameters is not worth the copy.
+    Small samples use the adapter's own generator on the CPU, so that a stream is the same on every device. Noise of the
+    size of images or parameters is not worth the copy.
     """
     if generator.device.type == device.type:
         return generator

@@ -1,10 +1,10 @@
 """S(x): which samples to learn from, and with what weight.
 
     select = Reliable(0.4) * NonRedundant("auto")
-    s = select(logits)                     # (B,), zero where a sample is left out
-    select.observe(logits, s > 0)          # what was learned from, for the next batch
+    s = select(logits)                     # (B,), zero where a sample is dropped
+    select.observe(logits, s > 0)          # which samples were learned from, for the next batch
 
-A selector is a module whose state lives in buffers, so an adapter saves, moves and resets it like everything else.
+A selector is a module with its state in buffers, so an adapter saves, moves and resets it with everything else.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from ..functional import entropy, moving_average, reliability, similarity, threshold
 
-__all__ = ["Choice", "Epsilon", "Everything", "NonRedundant", "Reliable", "Scaled", "Selector", "chosen"]
+__all__ = ["Choice", "Epsilon", "Everything", "NonRedundant", "Reliable", "Scaled", "Selector", "make_selector"]
 
 
 class AcceptanceAlarm:
-    """Warns, once, when under 1 % or over 99 % of the samples of `window` batches were kept.
+    """Warn once when under 1 % or over 99 % of the samples in `window` batches were kept.
 
-    Rates stay on the device and are read once a window.
+    Rates stay on the device and are read once per window.
     """
 
     def __init__(self, window: int = 50) -> None:
@@ -35,7 +35,7 @@ class AcceptanceAlarm:
         self._rates: list[Tensor] = []
 
     def watch(self, keep: Tensor) -> None:
-        """Take note of a batch's mask."""
+        """Add the mask of one batch."""
         if self.raised:
             return
         self._rates.append(keep.float().mean())
@@ -46,41 +46,42 @@ class AcceptanceAlarm:
         if not 0.01 <= rate <= 0.99:
             self.raised = True
             share, remedy = (
-                (
-                    "under 1 %",
-                    "it hardly adapts. Is margin too small, or epsilon ('auto' scales with the classes)?",
-                )
+                ("under 1 %", "the adapter hardly learns. Increase margin or epsilon (epsilon='auto' fits the classes)")
                 if rate < 0.5
-                else ("over 99 %", "it leaves nothing out. Are margin and epsilon too large for these classes?")
+                else ("over 99 %", "nothing is filtered out. Decrease margin or epsilon for this number of classes")
             )
             warnings.warn(
-                f"the selection kept {share} of the samples of the last {self.window} batches: {remedy}", stacklevel=4
+                f"the selection kept {share} of the samples in the last {self.window} batches: {remedy}", stacklevel=4
             )
 
 
 class Selector(nn.Module, ABC):
-    """A weight S(x) ≥ 0 for each sample, or each pixel, from its logits. Selectors multiply."""
+    """A weight S(x) ≥ 0 for each sample, or each pixel, from its logits. Selectors multiply.
+
+    >>> select = Reliable(0.4) * NonRedundant("auto")
+    >>> select(torch.tensor([[9.0, 0.0, 0.0], [1.0, 1.0, 1.0]])) > 0  # confident, and uniform
+    tensor([ True, False])
+    """
 
     @abstractmethod
     def forward(self, logits: Tensor) -> Tensor:
-        """S(x), without a gradient: (B,) for (B, C) logits, (B, H, W) for (B, C, H, W)."""
+        """Return S(x) without a gradient: (B,) for (B, C) logits, (B, H, W) for (B, C, H, W)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.alarm = AcceptanceAlarm()
 
     def observe(self, logits: Tensor, keep: Tensor) -> None:
-        """Take note of which samples were kept; warns where it has long been almost none, or almost all."""
-        self.remember(logits.detach(), keep)
-        if not (keep.is_cuda and torch.cuda.is_current_stream_capturing()):
-            self.watch(keep)
-
-    def watch(self, keep: Tensor) -> None:
-        """Warn where almost none, or almost all, have long been kept: not part of a recorded step."""
-        self.alarm.watch(keep)
+        """Note which samples of a batch were kept; warn where it has been almost none, or almost all, for long."""
+        self.remember(logits, keep)
+        self.watch(keep)
 
     def remember(self, logits: Tensor, keep: Tensor) -> None:
-        """What a selector keeps of a batch for the next. Most keep nothing."""
+        """Update the state for the next batch. Most selectors have none."""
+
+    def watch(self, keep: Tensor) -> None:
+        """Warn where almost none, or almost all, have been kept for long."""
+        self.alarm.watch(keep)
 
     def __mul__(self, other: Selector) -> Selector:
         return _Product(self, other)
@@ -103,14 +104,18 @@ class _Product(Selector):
 
 
 class Everything(Selector):
-    """S(x) = 1: no selection."""
+    """S(x) = 1: no selection.
+
+    >>> Everything()(torch.zeros(2, 3))
+    tensor([1., 1.])
+    """
 
     def forward(self, logits: Tensor) -> Tensor:
-        """One for each sample."""
+        """Return one for each sample."""
         return torch.ones_like(logits.detach()[:, 0])
 
     def watch(self, keep: Tensor) -> None:
-        """That all are kept is what it is for."""
+        """Do not warn: keeping everything is its purpose."""
 
     def __repr__(self) -> str:
         return "Everything()"
@@ -119,7 +124,10 @@ class Everything(Selector):
 class Reliable(Selector):
     """S_ent(x) = exp(E0 − H(x)) where H(x) < E0 = margin · ln C, else 0 (Eq. 3).
 
-    `weighted=False` leaves the indicator alone, as EATA-C does (Eq. 15).
+    `weighted=False` is the indicator alone, which EATA-C uses (Eq. 15).
+
+    >>> Reliable(0.4, weighted=False)(torch.tensor([[9.0, 0.0], [0.0, 0.0]]))
+    tensor([1., 0.])
     """
 
     def __init__(self, margin: float = 0.4, *, weighted: bool = True) -> None:
@@ -144,12 +152,15 @@ class Scaled:
 
     A confident prediction against a nearly uniform mean has cosine 1/√C, so an ε that suits ImageNet keeps nothing on
     ten classes.
+
+    >>> round(Scaled(0.05).at(10), 3)
+    0.5
     """
 
     value: float
 
     def at(self, num_classes: int) -> float:
-        """ε for a number of classes."""
+        """Return ε for a number of classes."""
         return self.value * math.sqrt(1000 / num_classes)
 
     def __repr__(self) -> str:
@@ -160,14 +171,19 @@ Epsilon: TypeAlias = float | Scaled | Literal["auto"]
 
 
 class NonRedundant(Selector):
-    """S_div(x) = 1 where |cos(m, p(x))| < ε, else 0, for m a moving average of kept predictions (Eq. 4 and 5).
+    """S_div(x) = 1 where |cos(m, p(x))| < ε, else 0, with m a moving average of kept predictions (Eq. 4 and 5).
 
     `"auto"` is `Scaled(0.05)`: the paper's 0.05 at 1,000 classes, 0.5 at 10.
+
+    >>> select, z = NonRedundant(0.9), torch.tensor([[9.0, 0.0], [0.0, 9.0]])
+    >>> select.observe(z, torch.tensor([True, False]))
+    >>> select(z)
+    tensor([0., 1.])
     """
 
     mean: Tensor | None
     zero_is_empty: ClassVar[bool] = True
-    """A reset leaves an empty mean where it is, as a recorded step needs it."""
+    """A mean of zeros is an empty one, so that a reset can write it in place."""
 
     def __init__(self, epsilon: Epsilon = "auto", *, momentum: float = 0.9) -> None:
         super().__init__()
@@ -191,7 +207,8 @@ class NonRedundant(Selector):
 
     def remember(self, logits: Tensor, keep: Tensor) -> None:
         """Eq. (4)."""
-        self.mean = moving_average(self._mean(logits), logits, keep, self.momentum)
+        z = logits.detach()
+        self.mean = moving_average(self._mean(z), z, keep, self.momentum)
 
     def _mean(self, logits: Tensor) -> Tensor:
         return logits.new_zeros(logits.shape[1]) if self.mean is None else self.mean
@@ -201,14 +218,18 @@ class NonRedundant(Selector):
 
 
 Choice: TypeAlias = Selector | Literal["everything", "reliable"] | None
-"""A selector of one's own, a part of the paper's by its name, or, as None, the paper's."""
+"""A selector of your own, a part of the paper's by its name, or None for the paper's."""
 
 
-def chosen(choice: Choice, reliable: Selector, non_redundant: Selector) -> Selector:
-    """What a choice stands for."""
+def make_selector(choice: Choice, margin: float | None, epsilon: Epsilon | None, *, weighted: bool = True) -> Selector:
+    """Return the selector of a choice; None as margin or epsilon leaves that filter out."""
     if isinstance(choice, Selector):
         return choice
-    known = {None: reliable * non_redundant, "reliable": reliable, "everything": Everything()}
-    if choice not in known:
+    if choice not in (None, "reliable", "everything"):
         raise ValueError(f'select={choice!r}: expected a Selector, "everything" or "reliable"')
-    return known[choice]
+    if choice == "everything" or (margin is None and (choice == "reliable" or epsilon is None)):
+        return Everything()
+    if choice == "reliable" or epsilon is None:
+        return Reliable(0.4 if margin is None else margin, weighted=weighted)
+    redundancy = NonRedundant(epsilon)
+    return redundancy if margin is None else Reliable(margin, weighted=weighted) * redundancy

@@ -1,4 +1,4 @@
-"""The sharpest point near θ, by which SAR judges a step (Foret et al., 2021)."""
+"""The sharpest point near θ, used by SAR (Foret et al., 2021)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..core.state import copy_all
+from .copying import copy_all
 
 __all__ = ["ascended"]
 
 
 @contextmanager
 def ascended(parameters: Sequence[Parameter], gradients: Sequence[Tensor], radius: float) -> Iterator[None]:
-    """Inside, θ' = θ + ρ·g/‖g‖, with one norm over all parameters; θ again, bit for bit, after."""
+    """Set θ' = θ + ρ·g/‖g‖ inside the block, with one norm over all parameters, and restore θ bit for bit."""
     found = [p.detach().clone() for p in parameters]
     there = [p.detach() for p in parameters]
     norm = torch.stack(torch._foreach_norm(list(gradients))).norm()

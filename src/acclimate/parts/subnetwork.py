@@ -1,28 +1,30 @@
-"""Stochastic depth anywhere: sub-networks of a residual network, also of one that was built without drop path.
+"""Stochastic depth on any residual network, also on one that was built without drop path.
 
     with subnetwork(model, drop=0.2, generator=g):
-        logits = model(x)          # some residual branches left out
+        logits = model(x)          # some residual branches are dropped
 
-Each forward pass in the block draws anew. A branch that stays is scaled by 1/(1 − r), so that the expected output is
-the full branch. `per="sample"` masks each sample's branch; `per="batch"` leaves branches out for the whole batch and
-does not run them, which saves their time.
+Each forward pass in the block samples a new sub-network. A branch that stays is scaled by 1/(1 − r), so that its
+expected output is the full branch. `per="sample"` masks the branch of each sample; `per="batch"` drops branches for the
+whole batch and does not run them, which saves their time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from .branches import Branch, Names, find_branches
 
-__all__ = ["Draw", "StochasticDepth", "subnetwork"]
+__all__ = ["Sample", "StochasticDepth", "SubNetworks", "subnetwork"]
+
+Schedule: TypeAlias = Literal["linear", "uniform"]
+Per: TypeAlias = Literal["sample", "batch"]
 
 
 @contextmanager
@@ -30,37 +32,47 @@ def subnetwork(
     model: nn.Module,
     drop: float,
     *,
-    schedule: Literal["linear", "uniform"] = "linear",
-    per: Literal["sample", "batch"] = "sample",
+    schedule: Schedule = "linear",
+    per: Per = "sample",
     generator: Generator | None = None,
     branches: Names | None = None,
     blocks: Names | None = None,
 ) -> Iterator[None]:
-    """Sub-networks of `model` by stochastic depth, for the length of a `with` block.
+    """Run sub-networks of `model` inside a `with` block, sampled by stochastic depth.
+
+    >>> from acclimate.bench.own_networks import SmallResNet
+    >>> net = SmallResNet().eval()
+    >>> with subnetwork(net, drop=0.2, generator=Generator().manual_seed(0)):
+    ...     logits = net(torch.rand(4, 1, 32, 32))
 
     Args:
-        model: a residual network. timm's, torchvision's and transformers' usual families are known.
+        model: a residual network. The usual families of timm, torchvision and transformers are known.
         drop: the largest drop rate, in [0, 1).
         schedule: `"linear"`, from 0 at the first block to `drop` at the last, or `"uniform"`.
-        per: `"sample"`, or `"batch"`, which really skips what it drops.
-        generator: on any device: on the CPU, every device draws the same; torch's own where it is None.
-        branches: for a network that is not known: names of modules whose output is added to the identity.
-        blocks: or names of modules that return x + f(x).
+        per: `"sample"`, or `"batch"`, which skips the computation of dropped branches.
+        generator: on any device. On the CPU, every device samples the same sub-networks. None uses torch's own.
+        branches: for an unknown network: names of the modules whose output is added to the identity.
+        blocks: or names of the modules that return x + f(x).
     """
     with StochasticDepth(model, branches, blocks).sampled(drop, schedule=schedule, per=per, generator=generator):
         yield
 
 
 class StochasticDepth:
-    """A model's residual branches, looked up once, and the ways to leave them out."""
+    """The residual branches of a model, found once.
+
+    >>> from acclimate.bench.own_networks import SmallViT
+    >>> StochasticDepth(SmallViT(depth=3)).rates(0.2)
+    [0.0, 0.0, 0.1, 0.1, 0.2, 0.2]
+    """
 
     def __init__(self, model: nn.Module, branches: Names | None = None, blocks: Names | None = None) -> None:
         self.model = model
         self.branches = find_branches(model, branches, blocks)
-        self._known = [_Known() for _ in self.branches]
+        self._outputs = [_Outputs() for _ in self.branches]
 
-    def rates(self, drop: float, schedule: Literal["linear", "uniform"] = "linear") -> list[float]:
-        """The drop rate of each branch; branches of one block share it."""
+    def rates(self, drop: float, schedule: Schedule = "linear") -> list[float]:
+        """Return the drop rate of each branch; branches of one block share it."""
         if not 0 <= drop < 1:
             raise ValueError(f"drop={drop}: expected a rate in [0, 1)")
         if schedule not in ("linear", "uniform"):
@@ -70,124 +82,135 @@ class StochasticDepth:
             return [drop] * len(self.branches)
         return [drop * branch.block / last for branch in self.branches]
 
+    def subnetworks(self, drop: float, *, schedule: Schedule = "linear", per: Per = "sample") -> SubNetworks:
+        """Return the distribution of sub-networks with this drop ratio."""
+        if per not in ("sample", "batch"):
+            raise ValueError(f'per={per!r}: expected "sample" or "batch"')
+        return SubNetworks(self, tuple(self.rates(drop, schedule)), per)
+
     @contextmanager
     def sampled(
         self,
         drop: float,
         *,
-        schedule: Literal["linear", "uniform"] = "linear",
-        per: Literal["sample", "batch"] = "sample",
+        schedule: Schedule = "linear",
+        per: Per = "sample",
         generator: Generator | None = None,
-    ) -> Iterator[Draw]:
+    ) -> Iterator[None]:
         """See `subnetwork`."""
-        if per not in ("sample", "batch"):
-            raise ValueError(f'per={per!r}: expected "sample" or "batch"')
-        rates = self.rates(drop, schedule)
-        draw = Draw([rate for rate in rates if rate], per, generator)
-        acting: list[_Mask | _Skip] = []
-        for branch, rate, known in zip(self.branches, rates, self._known, strict=True):
-            if rate:
-                index = len(acting)
-                acting.append(_Mask(branch, draw, index) if per == "sample" else _Skip(branch, draw, index, known))
-        start = self.model.register_forward_pre_hook(draw, with_kwargs=True)
+        subnetworks = self.subnetworks(drop, schedule=schedule, per=per)
+        latest = Sample()
+
+        def sample_again(_: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+            nonlocal latest
+            x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+            latest = subnetworks.sample(x, generator)
+
+        hook = self.model.register_forward_pre_hook(sample_again, with_kwargs=True)
         try:
-            for act in acting:
-                act.attach()
-            yield draw
+            with subnetworks.attached(lambda: latest):
+                yield
         finally:
-            start.remove()
-            for act in acting:
-                act.detach()
+            hook.remove()
 
 
-class Draw:
-    """Which branches stay, drawn anew at each forward pass of the model."""
+@dataclass
+class Sample:
+    """One sampled sub-network, or one per sample of a batch."""
 
-    def __init__(self, rates: list[float], per: Literal["sample", "batch"], generator: Generator | None) -> None:
-        self.rates, self.per, self.generator = rates, per, generator
-        self.batch = 0
-        self.count = 0
-        self.scales: Tensor | None = None  # (B, branches): 0 where a sample's branch is left out, else 1/(1 − r)
-        self.given = False
-        self.real: int | None = None  # how many samples of the next batch count, where not all do
-        self.stays: list[bool] = []
+    scales: Tensor | None = None
+    """(B, branches): 0 where a sample drops the branch, else 1/(1 − r)."""
+    stays: tuple[bool, ...] = ()
+    """Which branches stay, with `per="batch"`."""
+    skipped: dict[int, bool] = field(default_factory=dict)
+    """Which branches were not run. An activation checkpoint that runs again must do as the first run did."""
 
-    def __call__(self, _: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """Before a pass of the model."""
-        x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-        self.batch = x.shape[0]
-        self.count += 1
+
+@dataclass(frozen=True)
+class SubNetworks:
+    """A distribution of sub-networks: the drop rate of each branch. Equal ones run the same operations."""
+
+    depth: StochasticDepth
+    rates: tuple[float, ...]
+    per: Per
+
+    @property
+    def droppable(self) -> list[float]:
+        """Rates above zero; only these branches take part in a sample."""
+        return [rate for rate in self.rates if rate]
+
+    def sample(self, x: Tensor, generator: Generator | None, count: int | None = None) -> Sample:
+        """Sample for a batch, on its device; rows after the first `count` are padding and keep all branches."""
         if self.per == "batch":
-            chance = torch.rand(len(self.rates), generator=self.generator, device=self._device)
-            self.stays = [c >= rate for c, rate in zip(chance.tolist(), self.rates, strict=True)]
-        elif not self.given:
-            self.scales = self.scales_for(x)
+            chance = torch.rand(len(self.droppable), generator=generator, device=_device(generator))
+            return Sample(stays=tuple(c >= rate for c, rate in zip(chance.tolist(), self.droppable, strict=True)))
+        scales = self.scales(len(x) if count is None else count, generator)
+        if len(scales) < len(x):
+            scales = torch.cat([scales, scales.new_ones(len(x) - len(scales), len(self.droppable))])
+        return Sample(scales.to(x.device, scale_type(x), non_blocking=True))
 
-    def scales_for(self, x: Tensor) -> Tensor:
-        """A draw for a batch, on its device."""
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        scales = self.scales_of(len(x) if self.real is None else self.real)
-        if self.real is not None:  # what was added to fill up a batch draws nothing
-            scales = torch.cat([scales, scales.new_ones(len(x) - self.real, len(self.rates))])
-            self.real = None
-        return scales.to(x.device, dtype, non_blocking=True)
-
-    def scales_of(self, count: int) -> Tensor:
-        """A draw for so many samples."""
-        rates = torch.tensor(self.rates, device=self._device, dtype=torch.float64).unsqueeze(1)
-        chance = torch.rand(len(self.rates), count, generator=self.generator, device=self._device)
+    def scales(self, count: int, generator: Generator | None) -> Tensor:
+        """Sample the scales of `count` samples: (count, branches)."""
+        device = _device(generator)
+        rates = torch.tensor(self.droppable, device=device, dtype=torch.float64).unsqueeze(1)
+        chance = torch.rand(len(rates), count, generator=generator, device=device)
         return ((chance >= rates) / (1 - rates)).T.contiguous()
 
     @contextmanager
-    def using(self, scales: Tensor) -> Iterator[None]:
-        """Passes inside take this draw."""
-        self.scales, self.given = scales, True
-        try:
+    def attached(self, current: Callable[[], Sample]) -> Iterator[None]:
+        """Drop branches as the current sample says, for the length of a `with` block."""
+        act = _mask if self.per == "sample" else _skip
+        index = 0
+        with ExitStack() as stack:
+            for branch, rate, outputs in zip(self.depth.branches, self.rates, self.depth._outputs, strict=True):
+                if rate:
+                    stack.enter_context(act(branch, index, rate, current, outputs))
+                    index += 1
             yield
-        finally:
-            self.given = False  # the scales stay: activation checkpoints run branches again, in the backward
-
-    @property
-    def _device(self) -> torch.device:
-        return torch.device("cpu") if self.generator is None else self.generator.device
 
 
-class _Mask:
-    """Leaves a branch out sample by sample: a forward hook on its last module."""
+def scale_type(x: Tensor) -> torch.dtype:
+    """Return the type that scales have for a batch."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
-    def __init__(self, branch: Branch, draw: Draw, index: int) -> None:
-        self.branch, self.draw, self.index = branch, draw, index
-        self.hook: RemovableHandle | None = None
 
-    def attach(self) -> None:
-        self.hook = self.branch.last.register_forward_hook(self)
+def _device(generator: Generator | None) -> torch.device:
+    return torch.device("cpu") if generator is None else generator.device
 
-    def detach(self) -> None:
-        if self.hook is not None:
-            self.hook.remove()
 
-    def __call__(self, _: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        y = _tensor_of(output)
-        if self.draw.scales is None or y.shape[0] != self.draw.batch:
+@contextmanager
+def _mask(branch: Branch, index: int, _: float, current: Callable[[], Sample], __: _Outputs) -> Iterator[None]:
+    """Drop a branch sample by sample: a forward hook on its last module."""
+
+    def scaled(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        y, scales = _tensor_of(output), current().scales
+        if scales is None or y.shape[0] != scales.shape[0]:
             raise ValueError(
-                f"branch {self.branch.name!r} gave {len(y)} rows for a batch of {self.draw.batch}: call the model "
-                "itself inside subnetwork(), and name branches whose first dimension is the batch"
+                f"branch {branch.name!r} gave {len(y)} rows for a batch of {0 if scales is None else len(scales)}: "
+                "call the model itself inside subnetwork(), and name branches whose first dimension is the batch"
             )
-        scale = self.draw.scales[:, self.index].to(y.dtype).view(-1, *[1] * (y.dim() - 1))
-        if not self.branch.whole:
+        scale = scales[:, index].to(y.dtype).view(-1, *[1] * (y.dim() - 1))
+        if not branch.whole:
             return _with_tensor(output, y * scale)
         x = _tensor_of(args)
         return _with_tensor(output, x + scale * (y - x)) if x.shape == y.shape else output
 
+    hook = branch.last.register_forward_hook(scaled)
+    try:
+        yield
+    finally:
+        hook.remove()
+
 
 @dataclass(frozen=True)
 class _Zeros:
-    """Zeros like what a module of a branch gives, for when it is not run."""
+    """Zeros shaped like the output of a module, for when it is not run."""
 
     shape: torch.Size
     dtype: torch.dtype
     memory: torch.memory_format
-    others: int | None  # how much more there is in the tuple, where it gives one
+    others: int | None
+    """How many more values there are, where the module returns a tuple."""
 
     @classmethod
     def like(cls, output: Any) -> _Zeros:
@@ -197,94 +220,98 @@ class _Zeros:
         return cls(y.shape[1:], y.dtype, memory, len(output) - 1 if isinstance(output, tuple) else None)
 
     def instead_of(self, x: Tensor, *, fresh: bool) -> Any:
-        """For an input x; where x is zeros of the right kind already, and need not be `fresh`, it will do."""
+        """Return them for an input x; x itself where it is such zeros already and need not be `fresh`."""
         y = x
         if fresh or x.shape[1:] != self.shape or x.dtype != self.dtype:
             y = torch.empty((len(x), *self.shape), dtype=self.dtype, device=x.device, memory_format=self.memory).zero_()
         return y if self.others is None else (y, *[None] * self.others)
 
 
-Kind: TypeAlias = tuple[torch.Size, torch.dtype, bool]  # of an input sample: shape, type, and whether under autocast
+Kind: TypeAlias = tuple[torch.Size, torch.dtype, bool]
+"""The kind of an input: shape of a sample, type, and whether autocast is on."""
 
 
 @dataclass
-class _Known:
-    """What the modules of a branch have been seen to give, by position and kind of input."""
+class _Outputs:
+    """What the modules of a branch have returned so far, by position and kind of input."""
 
     zeros: dict[tuple[int, Kind], _Zeros] = field(default_factory=dict)
     through: dict[Kind, torch.Size] = field(default_factory=dict)
-    """The shape that came out of the whole branch."""
+    """The output shape of the whole branch."""
 
 
-class _Skip:
-    """Leaves a branch out for the whole batch, without running it.
+@contextmanager
+def _skip(branch: Branch, index: int, rate: float, current: Callable[[], Sample], outputs: _Outputs) -> Iterator[None]:
+    """Drop a branch for the whole batch without running it.
 
-    A hook cannot keep a module from running, so the modules' `forward` is taken over inside the `with` block: each
-    gives zeros in the place of its output. A branch has to run once on a shape of input before it is known what these
-    look like; until then it is run and multiplied by zero.
+    A hook cannot keep a module from running, so `forward` of the modules is replaced inside the block: each returns
+    zeros instead of its output. Their shape is known once the branch has run on such an input; until then it runs and
+    is multiplied by zero.
     """
-
-    def __init__(self, branch: Branch, draw: Draw, index: int, known: _Known) -> None:
-        self.branch, self.draw, self.index, self.known = branch, draw, index, known
-        self.forwards: list[tuple[Callable[..., Any], bool]] = []  # and whether it was the instance's own
-        self.x = torch.empty(0)
-        self.kind: Kind = (torch.Size(), torch.float32, False)
-        self.skipping = False
-        self.decided = 0
-
-    def attach(self) -> None:
-        for position, module in enumerate(self.branch.modules):
-            self.forwards.append((module.forward, "forward" in vars(module)))
-            module.forward = partial(self._forward, position)
-
-    def detach(self) -> None:
-        for module, (forward, own) in zip(self.branch.modules, self.forwards, strict=False):
+    skip = _Skip(branch, index, rate, current, outputs)
+    found = [(module, module.forward, "forward" in vars(module)) for module in branch.modules]
+    try:
+        for position, (module, forward, _) in enumerate(found):
+            module.forward = partial(skip, position, forward)
+        yield
+    finally:
+        for module, forward, own in found:
             if own:
                 module.forward = forward
             else:
-                del module.forward
+                vars(module).pop("forward", None)
 
-    def _forward(self, position: int, *args: Any, **kwargs: Any) -> Any:
-        x = _tensor_of((*args, *kwargs.values()))
-        stays, last = self.draw.stays[self.index], position == len(self.forwards) - 1
+
+class _Skip:
+    """The replaced `forward` of a branch's modules."""
+
+    def __init__(
+        self, branch: Branch, index: int, rate: float, current: Callable[[], Sample], outputs: _Outputs
+    ) -> None:
+        self.branch, self.index, self.rate, self.current, self.outputs = branch, index, rate, current, outputs
+        self.x = torch.empty(0)
+        self.kind: Kind = (torch.Size(), torch.float32, False)
+
+    def __call__(self, position: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        x, sample = _tensor_of((*args, *kwargs.values())), self.current()
+        stays, last = sample.stays[self.index], position == len(self.branch.modules) - 1
         kind = (x.shape[1:], x.dtype, torch.is_autocast_enabled(x.device.type))
         if position == 0:
             self.x, self.kind = x, kind
-            if self.decided != self.draw.count:  # an activation checkpoint that runs again must do as the first did
-                self.skipping = not stays and kind in self.known.through and self._droppable()
-                self.decided = self.draw.count
-        if self.skipping:
+            if self.index not in sample.skipped:
+                sample.skipped[self.index] = not stays and kind in self.outputs.through and self._droppable()
+        if sample.skipped[self.index]:
             if self.branch.whole:
-                return x.clone()  # what follows may work in place
-            return self.known.zeros[position, kind].instead_of(x, fresh=last or position == 0)
-        output = self.forwards[position][0](*args, **kwargs)
-        if (position, kind) not in self.known.zeros:
-            self.known.zeros[position, kind] = _Zeros.like(output)
+                return x.clone()  # the next module may work in place
+            return self.outputs.zeros[position, kind].instead_of(x, fresh=last or position == 0)
+        output = forward(*args, **kwargs)
+        if (position, kind) not in self.outputs.zeros:
+            self.outputs.zeros[position, kind] = _Zeros.like(output)
         if not last:
             return output
         y = _tensor_of(output)
-        self.known.through[self.kind] = y.shape[1:]
+        self.outputs.through[self.kind] = y.shape[1:]
         if not self._droppable():
             return output
-        scale = 1 / (1 - self.draw.rates[self.index]) if stays else 0.0
+        scale = 1 / (1 - self.rate) if stays else 0.0
         return _with_tensor(output, self.x + scale * (y - self.x) if self.branch.whole else scale * y)
 
     def _droppable(self) -> bool:
-        """A whole block that changes the shape cannot be left out."""
-        return not self.branch.whole or self.known.through[self.kind] == self.x.shape[1:]
+        """Whether the branch keeps the shape; a whole block that does not cannot be dropped."""
+        return not self.branch.whole or self.outputs.through[self.kind] == self.x.shape[1:]
 
 
 def _tensor_of(values: Any) -> Tensor:
-    """The tensor, or the first one in a tuple."""
+    """Return the tensor, or the first one in a tuple."""
     if isinstance(values, Tensor):
         return values
     if isinstance(values, tuple):
         for value in values:
             if isinstance(value, Tensor):
                 return value
-    raise TypeError(f"a residual branch takes and gives a tensor, or a tuple that starts with one; got {type(values)}")
+    raise TypeError(f"a residual branch takes and returns a tensor, or a tuple with one in front; got {type(values)}")
 
 
 def _with_tensor(output: Any, y: Tensor) -> Any:
-    """The output with its tensor replaced."""
+    """Return the output with its tensor replaced."""
     return (y, *output[1:]) if isinstance(output, tuple) else y

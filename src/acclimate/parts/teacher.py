@@ -1,4 +1,4 @@
-"""A teacher: the student's parameters, averaged over time."""
+"""A teacher: a moving average of the student's parameters."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ __all__ = ["Teacher"]
 class Teacher(nn.Module):
     """θ_t ← m·θ_t + (1 − m)·θ, an exponential moving average of the student's adapted parameters.
 
-    It is run as the student's own network with other parameters: one copy of what adapts, made at the first step, and
-    no second network.
+    The teacher runs as the student's network with other parameters. It keeps one copy of the adapted parameters, made
+    at the first step, and no second network.
     """
 
     def __init__(self, names: tuple[str, ...], momentum: float) -> None:
         super().__init__()
         if not 0 <= momentum <= 1:
-            raise ValueError(f"a teacher's momentum is a number in [0, 1], not {momentum}")
+            raise ValueError(f"a teacher's momentum must be in [0, 1], not {momentum}")
         self.momentum = momentum
         self._keys = {name: name.replace(".", "/") for name in names}  # a buffer's name has no dot
         for key in self._keys.values():
             self.register_buffer(key, None)
 
     def of(self, source: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """θ_t by name; until it has followed, the `source` that student and teacher start from."""
+        """Return θ_t by name; before the first step, the `source` that student and teacher start from."""
         held = {name: self._buffers[key] for name, key in self._keys.items()}
         return {name: source[name] if average is None else average for name, average in held.items()}
 
     @torch.no_grad()
     def follow(self, student: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
-        """Take a step towards the student."""
+        """Move the average one step towards the student."""
         averages = self.of(source)
         for name, key in self._keys.items():
             if self._buffers[key] is None:

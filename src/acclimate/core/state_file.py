@@ -1,0 +1,94 @@
+"""An adapter's state as one safetensors file, written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from .._version import __version__
+from ..files import write_bytes
+from .state import Snapshot, StateError
+
+__all__ = ["fingerprint", "read", "write"]
+
+_FORMAT = "acclimate-state"
+_VERSION = 1
+
+
+def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Return a hash of named tensors: names, types, shapes and every byte."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in tensors:
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def write(path: str | Path, snapshot: Snapshot, *, method: str, call: str, model: str) -> None:
+    """Write a snapshot: to a temporary file first, which is then moved to its place."""
+    tensors = {name: t.cpu().clone() for name, t in snapshot.tensors.items()}  # views of one copy share its memory
+    try:
+        settings = json.dumps(snapshot.settings)
+    except TypeError as error:
+        raise StateError(f"the optimizer's settings cannot be written to a file: {error}") from error
+    metadata = {
+        "format": _FORMAT,
+        "version": str(_VERSION),
+        "method": method,
+        "call": call,
+        "model": model,
+        "settings": settings,
+        "acclimate": __version__,
+    }
+    metadata["checksum"] = _checksum(tensors, metadata)
+    path = Path(path)
+    if path.is_dir() or not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"cannot save to {path}: {'it is a folder' if path.is_dir() else 'its folder does not exist'}"
+        )
+    write_bytes(path, to_bytes(tensors, metadata))
+
+
+def read(path: str | Path, *, method: str, model: str) -> tuple[Snapshot, str]:
+    """Return the snapshot in a file, and the call of the adapter that wrote it.
+
+    Raises StateError for a damaged file, or one of another method, model or version.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no adapter state at {path}")
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise StateError(f"{path} is damaged or no safetensors file: {error}") from error
+    if metadata.get("format") != _FORMAT:
+        raise StateError(f"{path} is a safetensors file, but not one that an adapter saved")
+    if metadata.get("version") != str(_VERSION):
+        raise StateError(
+            f"{path} has state version {metadata.get('version')}, written by acclimate {metadata.get('acclimate')}; "
+            f"acclimate {__version__} reads version {_VERSION}"
+        )
+    if metadata.get("checksum") != _checksum(tensors, metadata):
+        raise StateError(f"{path} is damaged: its checksum does not match its content")
+    if metadata["method"] != method:
+        raise StateError(f"{path} is a state of {metadata['method']}, not of {method}")
+    if metadata["model"] != model:
+        raise StateError(f"{path} was saved for another model: the source weights differ")
+    settings = json.loads(metadata["settings"])
+    for group in settings.get("groups", []):  # JSON has no tuples, such as Adam's betas
+        group |= {key: tuple(v) for key, v in group.items() if key != "params" and isinstance(v, list)}
+    return Snapshot(tensors, settings), metadata["call"]
+
+
+def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    words = sorted((key, value) for key, value in metadata.items() if key != "checksum")
+    content = fingerprint(sorted(tensors.items()))
+    return hashlib.blake2b(f"{content} {words}".encode(), digest_size=16).hexdigest()

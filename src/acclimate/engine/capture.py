@@ -1,0 +1,171 @@
+"""CUDA graphs: what is recorded, from which adapter, and where recordings are kept."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from .execution import Execution
+from .runner import Runner
+
+__all__ = ["Capture", "CaptureCache", "Host", "NotRecordableError", "Slot", "State", "read_state", "write_back"]
+
+_WARM_UP = 2  # live calls, so that everything is compiled and all state is allocated
+_MOST = 8  # shapes per kind
+
+Value = TypeVar("Value")
+Slot: TypeAlias = tuple[str, nn.Module, str]
+"""A name, the module that holds the buffer, and its name there."""
+State: TypeAlias = dict[str, Tensor | None]
+"""The method's state by name."""
+
+
+class Host(Protocol):
+    """What the recorder needs of an adapter."""
+
+    runner: Runner
+    optimizer: Optimizer | None
+    generator: Generator
+    execution: Execution
+    step: Any
+
+    @property
+    def adapted(self) -> Sequence[Parameter]:
+        """The parameters that adapt."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+
+    def slots(self) -> Iterator[Slot]:
+        """The buffers that hold the method's state."""
+
+    def settings(self) -> Iterator[Hashable]:
+        """What the method's Python reads: hyper-parameters and the modules they are in."""
+
+
+def read_state(host: Host) -> State:
+    """Return the method's state."""
+    return {name: getattr(module, key) for name, module, key in host.slots()}
+
+
+def write_back(host: Host, found: State) -> None:
+    """Copy new state into the memory where it was found, which recorded steps read, if it has the same shape."""
+    for name, module, key in host.slots():
+        old, new = found[name], getattr(module, key)
+        if old is not None and new is not None and new is not old and old.shape == new.shape:
+            setattr(module, key, old.copy_(new))
+
+
+class NotRecordableError(RuntimeError):
+    """A step asks the host something, or does what a CUDA graph cannot repeat."""
+
+
+class Capture:
+    """One CUDA graph and how it is recorded."""
+
+    def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+        self.pool, self.stream = pool, stream
+        self._open = ExitStack()
+
+    def begin(self) -> None:
+        """Start recording: from here, nothing is executed."""
+        self._open.enter_context(_no_garbage_collection())
+        self._open.enter_context(torch.compiler.set_stance("fail_on_recompile"))
+        self._open.enter_context(
+            torch.cuda.graph(self.graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local")
+        )
+
+    def end(self) -> None:
+        """Stop recording."""
+        try:
+            self._open.close()
+        except RuntimeError as error:
+            raise NotRecordableError(str(error)) from error
+
+    def abort(self, error: BaseException) -> BaseException:
+        """Stop recording after an error; return the error to raise."""
+        with suppress(NotRecordableError):  # the capture may be invalid because of the error
+            self.end()
+        convert = isinstance(error, (RuntimeError, ValueError)) and not isinstance(error, torch.OutOfMemoryError)
+        return NotRecordableError(str(error)) if convert else error
+
+
+class CaptureCache:
+    """Recorded steps and functions by key; made after two warm-up calls, dropped when what they read has changed."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[Hashable, ...], Any] = {}
+        self._seen: dict[Hashable, int] = {}
+        self._signatures: dict[Hashable, tuple[Hashable, ...]] = {}
+        self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
+
+    def is_warm(self, key: tuple[Hashable, ...]) -> bool:
+        """Count a call; return whether it may be recorded."""
+        self._seen[key] = self._seen.get(key, 0) + 1
+        crowded = key not in self._entries and self.count(key[0]) >= _MOST
+        return not crowded and self._seen[key] > _WARM_UP
+
+    def check(self, kind: Hashable, signature: tuple[Hashable, ...]) -> None:
+        """Drop the entries of a kind if what they were recorded with has changed."""
+        if self._signatures.get(kind) != signature:
+            self._signatures[kind] = signature
+            self._entries = {key: entry for key, entry in self._entries.items() if key[0] != kind}
+            if not self._entries:
+                self._pool = None
+
+    def get(self, key: tuple[Hashable, ...]) -> Any:
+        """Return the entry, or None."""
+        return self._entries.get(key)
+
+    def add(self, key: tuple[Hashable, ...], entry: Value) -> Value:
+        """Add an entry and return it."""
+        self._entries[key] = entry
+        return entry
+
+    def count(self, kind: Hashable) -> int:
+        """Return the number of entries of a kind."""
+        return sum(key[0] == kind for key in self._entries)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._entries.clear()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def pool(self) -> Any:
+        """The memory that captures share: no two of them run at once."""
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        return self._pool
+
+    def stream(self, device: torch.device) -> torch.cuda.Stream:
+        """Return the stream to record on."""
+        if self._stream is None:
+            if silence := getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None):
+                silence(False)  # captures have a stream of their own on purpose
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._stream
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Disable it: destroying the CUDA graph of an older adapter would spoil the one being recorded."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

@@ -1,0 +1,131 @@
+"""How a step runs: live, as it is written, or while it is being recorded (see `recorder`).
+
+An adapter asks these few questions of its execution, and need not know which one it has.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import Parameter
+
+from ..checks import refuse_non_finite
+from ..parts.subnetwork import Sample, SubNetworks
+
+__all__ = ["Execution", "Gathered", "Live", "own_gradients", "rows_first"]
+
+Value = TypeVar("Value")
+
+
+class Gathered(NamedTuple):
+    """The rows of kept samples."""
+
+    places: Tensor
+    padded: bool
+    """Rows that are not kept lie among them, after the kept ones."""
+    samples: int | None
+    """How many are kept, where the host knows and some are padding."""
+
+
+class Execution(ABC):
+    """What a step asks of the way it runs."""
+
+    @abstractmethod
+    def once(self, make: Callable[[], Value]) -> Value:
+        """Return a value that a step computes before samples are counted."""
+
+    @abstractmethod
+    def check(self, x: Tensor, logits: Tensor, *, unit_range: bool) -> bool:
+        """Reject a batch with NaN or infinity; return whether the host has looked at it."""
+
+    @abstractmethod
+    def count(self, samples: Tensor) -> None:
+        """Prepare for a backward pass on the rows of these samples."""
+
+    @abstractmethod
+    def gather(self, samples: Tensor, *, at_least: int = 1, exact: bool = False) -> Gathered:
+        """Return the rows of these samples; `exact` allows no padding."""
+
+    @abstractmethod
+    def sample(self, subnetworks: SubNetworks, x: Tensor, generator: Generator, count: int | None) -> Sample:
+        """Sample sub-networks for a batch whose first `count` rows are samples."""
+
+    @abstractmethod
+    def condition(self, when: bool | Tensor, *, can_wait: bool) -> bool | Tensor:
+        """Return the condition of an update, read by the host unless the optimizer can wait for it."""
+
+    @abstractmethod
+    def gradients(
+        self, loss: Tensor, parameters: Sequence[Parameter], within: AbstractContextManager[object], *, retain: bool
+    ) -> list[Tensor]:
+        """Return the gradients of the loss; zero for a parameter that is not used."""
+
+
+class Live(Execution):
+    """A step runs as it is written, and may read from the device."""
+
+    def once(self, make: Callable[[], Value]) -> Value:
+        """Compute it."""
+        return make()
+
+    def check(self, x: Tensor, logits: Tensor, *, unit_range: bool) -> bool:
+        """Raise at once."""
+        refuse_non_finite(x, logits, unit_range=unit_range)
+        return True
+
+    def count(self, samples: Tensor) -> None:
+        """Do nothing: the backward pass counts its rows itself."""
+
+    def gather(self, samples: Tensor, *, at_least: int = 1, exact: bool = False) -> Gathered:
+        """Read which samples are kept."""
+        places = samples.nonzero().squeeze(1)
+        if 0 < len(places) < min(at_least, len(samples)) and not exact:
+            return Gathered(rows_first(samples, at_least), padded=True, samples=len(places))
+        return Gathered(places, padded=False, samples=None)
+
+    def sample(self, subnetworks: SubNetworks, x: Tensor, generator: Generator, count: int | None) -> Sample:
+        """Sample."""
+        return subnetworks.sample(x, generator, count)
+
+    def condition(self, when: bool | Tensor, *, can_wait: bool) -> bool | Tensor:
+        """Read the condition where that costs nothing, or where the optimizer cannot wait."""
+        if isinstance(when, Tensor) and (when.device.type == "cpu" or not can_wait):
+            return bool(when)
+        return when
+
+    def gradients(
+        self, loss: Tensor, parameters: Sequence[Parameter], within: AbstractContextManager[object], *, retain: bool
+    ) -> list[Tensor]:
+        """Run `backward`, which activation checkpoints of either kind support."""
+        if not loss.requires_grad:
+            raise RuntimeError(
+                "the logits carry no gradient: does the model's forward use torch.no_grad() or detach()?"
+            )
+        with own_gradients(parameters):
+            with within:
+                loss.backward(retain_graph=retain)  # type: ignore[no-untyped-call]
+            # a branch that was dropped has no gradient: momentum continues as if it were zero
+            return [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+
+
+@contextmanager
+def own_gradients(parameters: Sequence[Parameter]) -> Iterator[None]:
+    """Clear `.grad` of the parameters inside the block, and put back the user's at the end."""
+    found = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = None
+    try:
+        yield
+    finally:
+        for p, grad in zip(parameters, found, strict=True):
+            p.grad = grad
+
+
+def rows_first(mask: Tensor, count: int) -> Tensor:
+    """Return the places of `count` rows: those in the mask in their order, then others."""
+    return torch.argsort(mask.logical_not().to(torch.uint8), stable=True)[:count]

@@ -1,0 +1,298 @@
+"""Steps recorded as CUDA graphs: one launch, or two, instead of a thousand.
+
+A step that does not branch on data is recorded whole: forward, loss, backward, optimizer. Where the kept samples run
+again, or the backward runs on their rows, a step has two captures: the first predicts and counts what is kept; the host
+reads that number and replays the second, which was recorded for so many rows. A method that must ask the host something
+in between records functions instead, such as the Langevin dynamics of TEA.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, TypeAlias
+
+import torch
+from torch import Generator, Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+from ..checks import DivergenceError
+from ..parts.optimizers import can_wait, capturable
+from .capture import Capture, CaptureCache, Host, NotRecordableError, read_state, write_back
+from .execution import Execution
+from .recording import FunctionExecution, StepExecution
+
+__all__ = ["Recorder", "recordable"]
+
+Adapt: TypeAlias = Callable[[Any, Tensor], Tensor]
+
+
+def recordable(adapt: Adapt) -> Adapt:
+    """Mark an `adapt` that asks the host nothing and does not branch on data: the engine may record it."""
+
+    @wraps(adapt)
+    def run(self: Any, x: Tensor) -> Tensor:
+        recorder: Recorder = self.recorder
+        return recorder.step(adapt, x)
+
+    return run
+
+
+class Recorder:
+    """Records the steps and functions of one adapter, and replays them."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.off = False
+        self.cache = CaptureCache()
+        self._busy = False
+        self._rejected: Tensor | None = None
+        """On the device: batches that were rejected for their images, and for their logits."""
+        self._report: Tensor | None = None
+        """The same on the host, a little later."""
+        self._raised = [0, 0]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Recorder:
+        return Recorder(memo[id(self.host)])
+
+    def __reduce__(self) -> tuple[type[Recorder], tuple[Host]]:
+        return Recorder, (self.host,)
+
+    @property
+    def steps(self) -> int:
+        """The number of batch shapes with a recorded step."""
+        return self.cache.count("step")
+
+    @property
+    def functions(self) -> int:
+        """The number of recorded functions."""
+        return len(self.cache) - self.steps
+
+    # Steps ------------------------------------------------------------------------------------------------------------
+
+    def step(self, adapt: Adapt, x: Tensor) -> Tensor:
+        """Run a step: replayed, recorded first, or live while it warms up."""
+        if self.off or self._busy or not self.host.runner.engine.graphs or not x.is_cuda:
+            return adapt(self.host, x)
+        key = ("step", x.shape, x.dtype, x.stride())
+        if not self.cache.is_warm(key):
+            return self.live(adapt, x)
+        self.cache.check("step", (*self._addresses(), *self._signature()))
+        try:
+            with torch.cuda.device(x.device):
+                step = self.cache.get(key) or self.cache.add(key, self._new_step(adapt, x))
+                logits: Tensor = step(x)
+        except NotRecordableError as error:
+            self._give_up(f"steps are not recorded as CUDA graphs: {error}")
+            return self.live(adapt, x)
+        if self._rejected is not None and self._report is not None:
+            self._report.copy_(self._rejected, non_blocking=True)
+        return logits
+
+    def _new_step(self, adapt: Adapt, x: Tensor) -> RecordedStep:
+        if not can_wait(self.host.optimizer) and self.host.optimizer is not None:
+            name = type(self.host.optimizer).__name__
+            raise NotRecordableError(f"{name} cannot skip a step on the device, as plain SGD can")
+        if self._rejected is None:
+            self._rejected = torch.zeros(2, dtype=torch.int64, device=x.device)
+            self._report = torch.zeros(2, dtype=torch.int64, pin_memory=True)
+        return RecordedStep(self, adapt, x)
+
+    def reject(self, sound: Tensor) -> None:
+        """Count a batch that is not sound, as part of a recorded step. It has changed nothing then."""
+        assert self._rejected is not None  # noqa: S101
+        images, logits = sound.logical_not().unbind()
+        self._rejected += torch.stack([images, logits & ~images])
+
+    def settle(self, *, wait: bool = False, discard: bool = False) -> None:
+        """Raise the deferred error of an earlier batch; `wait` for the device, `discard` the error."""
+        if self._report is None:
+            return
+        if wait:
+            torch.cuda.synchronize(self.host.device)
+        found, raised = self._report.tolist(), self._raised
+        self._raised = found
+        if discard:
+            return
+        if found[0] > raised[0]:
+            raise ValueError(
+                "NaN or infinity in the images of an earlier batch: that batch was rejected, and nothing was learned "
+                "from it. This batch was not processed"
+            )
+        if found[1] > raised[1]:
+            raise DivergenceError(
+                "the model returned NaN or infinite logits for an earlier batch of finite images: that batch was "
+                "rejected, and nothing was learned from it. reset() restores the source network"
+            )
+
+    # Functions --------------------------------------------------------------------------------------------------------
+
+    def function(
+        self,
+        work: Callable[..., Any],
+        *inputs: Tensor,
+        generator: Generator | None = None,
+        reads: Iterable[Tensor] = (),
+    ) -> Any:
+        """Run a function of tensors that leaves the adapter unchanged: replayed, recorded first, or live.
+
+        `reads` are tensors besides parameters that it reads where they are.
+        """
+        given = inputs if generator is None else (*inputs, generator)
+        if self.off or self._busy or not self.host.runner.engine.graphs or not inputs[0].is_cuda:
+            return work(*given)
+        key = (work.__name__, *((t.shape, t.dtype, t.stride()) for t in inputs))
+        if not self.cache.is_warm(key):
+            return work(*given)
+        self.cache.check(work.__name__, (*self._signature(), *(t.data_ptr() for t in reads)))
+        function = self.cache.get(key)
+        if function is None:
+            try:
+                with torch.cuda.device(inputs[0].device):
+                    function = self.cache.add(key, CapturedFunction(self, work, inputs, generator))
+            except NotRecordableError as error:
+                self._give_up(f"{work.__name__} is not recorded as a CUDA graph: {error}")
+                return work(*given)
+        return function(inputs, generator)
+
+    # Both -------------------------------------------------------------------------------------------------------------
+
+    def _give_up(self, message: str) -> None:
+        self.off = True
+        self.cache.clear()
+        warnings.warn(message, stacklevel=5)
+
+    @contextmanager
+    def running(self, execution: Execution | None = None) -> Iterator[None]:
+        """Run a step inside, perhaps under an execution of ours, so that recorded steps survive it."""
+        live, self._busy = self.host.execution, True
+        self.host.execution = live if execution is None else execution
+        try:
+            with _unsafe_preserve_version_counter(tuple(self.host.adapted)):
+                yield
+        finally:
+            self.host.execution, self._busy = live, False
+
+    def live(self, adapt: Adapt, x: Tensor, execution: Execution | None = None) -> Tensor:
+        """Run a step live, and keep its state where recorded steps read it."""
+        found = read_state(self.host)
+        with self.running(execution):
+            logits = adapt(self.host, x)
+        write_back(self.host, found)
+        return logits
+
+    def capture(self, device: torch.device) -> Capture:
+        """Return a new capture."""
+        self.host.runner.weights()  # copies are renewed here, not as part of the record
+        return Capture(self.cache.pool, self.cache.stream(device))
+
+    def _addresses(self) -> Iterator[Hashable]:
+        for _, module, key in self.host.slots():
+            value = getattr(module, key)
+            yield None if value is None else value.data_ptr()
+
+    def _signature(self) -> Iterator[Hashable]:
+        """What a recorded step has by address or by value, besides its state: a change makes it record again."""
+        host = self.host
+        yield host.runner.engine
+        yield from ((p.data_ptr(), p._version) for p in host.runner.frozen.values())
+        yield from (p.data_ptr() for p in host.adapted)
+        yield from host.settings()
+        if host.optimizer is not None:
+            for group in host.optimizer.param_groups:
+                yield tuple((k, v) for k, v in group.items() if k != "params")
+            for p in (host.adapted[0], host.adapted[-1]):
+                yield from (v.data_ptr() for v in host.optimizer.state[p].values() if isinstance(v, Tensor))
+
+
+class RecordedStep:
+    """A recorded step for one shape of batch: a first capture, and one per number of kept rows.
+
+    A number of rows runs live once, so that everything is compiled, and is recorded when it comes again.
+    """
+
+    def __init__(self, recorder: Recorder, adapt: Adapt, x: Tensor) -> None:
+        self.recorder, self.adapt = recorder, adapt
+        self.x = torch.empty_like(x)
+        self.first = StepExecution(recorder.host, recorder.reject, self.x)
+        self.warm: set[int] = set()
+        self.seconds: dict[int, StepExecution] = {}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        with _unsafe_preserve_version_counter(self.x):  # the first capture may have saved it
+            self.x.copy_(x)
+        if self.first.capture is None:
+            self._record(self.first)
+            if self.first.rows is not None:  # the rest of the step has run live
+                self.warm.add(self.first.rows)
+                return self._own(self.first.step, self.first.logits)
+            self.first.replay()
+            return self._own(self.first.step, self.first.logits, self.first.sound)
+        self.first.replay()
+        if not self.first.counts:
+            return self._own(self.first.step, self.first.logits, self.first.sound)
+        count, rows = self.first.read()
+        if rows not in self.seconds:
+            second = StepExecution(self.recorder.host, self.recorder.reject, self.x, self.first, rows, count)
+            if rows not in self.warm:
+                logits = self.recorder.live(self.adapt, self.x, second)
+                self.warm.add(rows)
+                return self._own(self.recorder.host.step, logits)
+            self._record(second)
+            self.seconds[rows] = second
+        second = self.seconds[rows]
+        second.replay(count)
+        return self._own(second.step, second.logits)
+
+    def _record(self, execution: StepExecution) -> None:
+        host = self.recorder.host
+        live, host.step = host.step, type(host.step)(host.step.size)
+        try:
+            with self.recorder.running(execution):
+                execution.record(self.adapt, self.recorder.capture(self.x.device))
+        finally:
+            execution.step, host.step = host.step, live
+
+    def _own(self, step: Any, logits: Tensor, sound: Tensor | None = None) -> Tensor:
+        """Return the logits, and set the step's record, in memory that the next replay does not write to."""
+        self.recorder.host.step = step.copy()
+        if sound is not None:
+            self.recorder.host.step.reject(sound)
+        return logits.clone()
+
+
+class CapturedFunction:
+    """A recorded function of tensors of given shapes."""
+
+    def __init__(
+        self, recorder: Recorder, work: Callable[..., Any], inputs: Sequence[Tensor], generator: Generator | None
+    ) -> None:
+        host = self.host = recorder.host
+        self.inputs = [torch.empty_like(t) for t in inputs]
+        self.noise = None if generator is None else Generator(inputs[0].device)
+        self.capture = recorder.capture(inputs[0].device)
+        if self.noise is not None:
+            self.capture.graph.register_generator_state(self.noise)
+        live, host.step = host.step, type(host.step)(len(inputs[0]))
+        try:
+            with recorder.running(FunctionExecution(host.runner)), capturable(host.optimizer):
+                self.capture.begin()
+                self.outputs: Any = work(*self.inputs) if self.noise is None else work(*self.inputs, self.noise)
+                self.capture.end()
+        except NotRecordableError:
+            raise
+        except BaseException as error:
+            raise self.capture.abort(error) from error
+        finally:
+            self.step, host.step = host.step, live
+
+    def __call__(self, inputs: Sequence[Tensor], generator: Generator | None) -> Any:
+        for mine, given in zip(self.inputs, inputs, strict=True):
+            mine.copy_(given)
+        if self.noise is not None and generator is not None:
+            self.noise.manual_seed(generator.initial_seed())
+        self.capture.graph.replay()
+        self.host.step.add(self.step)
+        return tuple(t.clone() for t in self.outputs) if isinstance(self.outputs, tuple) else self.outputs.clone()

@@ -1,0 +1,256 @@
+"""What a step may do while it is being recorded: the counterpart of `execution.Live`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import Parameter
+
+from ..checks import refuse_non_finite, soundness
+from ..parts.subnetwork import Sample, SubNetworks, scale_type
+from .capture import Capture, Host, NotRecordableError, State, read_state, write_back
+from .execution import Execution, Gathered, rows_first
+from .runner import Runner
+
+__all__ = ["FunctionExecution", "StepExecution"]
+
+_BUCKETS = 16  # numbers of rows that steps are recorded for, per batch size
+
+Value = TypeVar("Value")
+
+
+class FunctionExecution(Execution):
+    """A function is being recorded. Its caller checks what it returns; it has changed nothing."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.rows: int | None = None
+
+    def once(self, make: Callable[[], Value]) -> Value:
+        """Compute it."""
+        return make()
+
+    def check(self, x: Tensor, logits: Tensor, *, unit_range: bool) -> bool:  # noqa: ARG002
+        """Do not look."""
+        return False
+
+    def count(self, samples: Tensor) -> None:  # noqa: ARG002
+        """Refuse."""
+        raise NotRecordableError("it counts the kept samples")
+
+    def gather(self, samples: Tensor, *, at_least: int = 1, exact: bool = False) -> Gathered:  # noqa: ARG002
+        """Refuse."""
+        raise NotRecordableError("it counts the kept samples")
+
+    def sample(self, subnetworks: SubNetworks, x: Tensor, generator: Generator, count: int | None) -> Sample:  # noqa: ARG002
+        """Refuse."""
+        raise NotRecordableError("it samples sub-networks")
+
+    def condition(self, when: bool | Tensor, *, can_wait: bool) -> bool | Tensor:  # noqa: ARG002
+        """Leave it on the device."""
+        return when
+
+    def gradients(
+        self,
+        loss: Tensor,
+        parameters: Sequence[Parameter],
+        within: AbstractContextManager[object],
+        *,
+        retain: bool,
+    ) -> list[Tensor]:
+        """Differentiate; a selective backward runs on as many rows as were counted."""
+        backends = self.runner.compiler.backends()
+        for backend in backends:
+            backend.rows = self.rows
+        try:
+            with within, self.runner.repeatable() if retain else nullcontext():
+                return list(
+                    torch.autograd.grad(
+                        loss, parameters, retain_graph=retain, allow_unused=True, materialize_grads=True
+                    )
+                )
+        finally:
+            for backend in backends:
+                backend.rows = None
+
+
+class StepExecution(FunctionExecution):
+    """A step, or a part of one, is being recorded; or it runs live from the prediction of its first capture.
+
+    A first capture ends where samples are counted: the host reads the count, and the rest of the step runs live. A
+    second one is for a number of `rows` and starts from the first's prediction. A step that never counts has one.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        reject: Callable[[Tensor], None],
+        x: Tensor,
+        first: StepExecution | None = None,
+        rows: int | None = None,
+        count: int | None = None,
+    ) -> None:
+        super().__init__(host.runner)
+        self.host, self.reject, self.x, self.first, self.rows, self.kept = host, reject, x, first, rows, count
+        self.capture: Capture | None = None
+        self.recording = False
+        self.step: Any = None
+        """The record of the step."""
+        self.forwards: int | Tensor = 0
+        """Passes up to the prediction."""
+        self.logits = torch.empty(0)
+        self.prediction: Any = None
+        self.sound: Tensor | None = None
+        """Whether images and logits are finite, one flag each, until the host has looked."""
+        self.report: Tensor | None = None
+        """Those flags, and how many samples are kept."""
+        self.exact = False
+        """Whether the number of rows is the number of kept samples."""
+        self.shared = False
+        """Whether captures for other numbers of rows need the same activations."""
+        self.samples: list[tuple[SubNetworks, Tensor]] = []
+        self.scales = torch.empty(0)
+        """Memory for the scales of sampled sub-networks, which no recorded operation writes to."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether the step counts samples, so that it has second captures."""
+        return self.report is not None
+
+    # Recording --------------------------------------------------------------------------------------------------------
+
+    def record(self, adapt: Callable[[Any, Tensor], Tensor], capture: Capture) -> None:
+        """Run `adapt` under capture: nothing is executed and no state changes, up to where samples are counted."""
+        found = read_state(self.host)
+        self.capture, self.recording = capture, True
+        try:
+            capture.begin()
+            self.logits = adapt(self.host, self.x)
+            if self.recording:
+                self._record_state(found)
+                self.recording = False
+                capture.end()
+                self.prediction = None  # no second capture needs it
+                self._restore_state(found)
+            else:
+                write_back(self.host, found)
+        except BaseException as error:
+            if not self.recording:
+                raise
+            self.recording = False
+            self._restore_state(found)
+            raise capture.abort(error) from error
+
+    def _record_state(self, found: State) -> None:
+        """Record copies of new state into the memory where the next replay reads it."""
+        for name, module, key in self.host.slots():
+            old, new = found[name], getattr(module, key)
+            if new is old:
+                continue
+            if old is None or new is None or old.shape != new.shape:
+                raise NotRecordableError(f"its state {name} changes its shape")
+            old.copy_(new if self.sound is None else torch.where(self.sound.all(), new, old))
+        if self.sound is not None:
+            self.reject(self.sound)
+
+    def _restore_state(self, found: State) -> None:
+        for name, module, key in self.host.slots():
+            setattr(module, key, found[name])
+
+    def replay(self, count: int = 0) -> None:
+        """Launch the graph, with newly sampled sub-networks for `count` samples."""
+        assert self.capture is not None  # noqa: S101
+        for subnetworks, scales in self.samples:
+            self._fill(subnetworks, scales, count)
+        self.capture.graph.replay()
+
+    def read(self) -> tuple[int, int]:
+        """Read how many samples the first capture has kept, and return it with the number of rows for it."""
+        assert self.report is not None  # noqa: S101
+        *sound, count = self.report.tolist()
+        if not all(sound):
+            refuse_non_finite(self.x, self.prediction.logits)
+        if self.exact:
+            return count, max(count, 1)
+        step = max(1, len(self.x) // _BUCKETS)
+        return count, min(len(self.x), max(2, -(-count // step) * step))  # compiled passes are for more than one row
+
+    # What the step asks -----------------------------------------------------------------------------------------------
+
+    def once(self, make: Callable[[], Value]) -> Value:
+        """Compute the prediction in the first capture; later ones start from it."""
+        if self.first is None:
+            self.prediction = make()
+            self.forwards = self.host.step.forwards
+        else:
+            self.prediction = self.first.prediction
+            self.host.step.forwards = self.first.forwards
+        prediction: Value = self.prediction
+        return prediction
+
+    def check(self, x: Tensor, logits: Tensor, *, unit_range: bool) -> bool:  # noqa: ARG002
+        """Look on the device: nothing changes where the batch is not sound."""
+        if self.recording:
+            sound = soundness(x, logits)
+            self.sound = sound if self.sound is None else self.sound & sound
+        return False
+
+    def count(self, samples: Tensor) -> None:
+        """End a first capture; the backward passes of all numbers of rows share its activations."""
+        self.shared = True
+        self._count(samples)
+
+    def _count(self, samples: Tensor, *, exact: bool = False) -> None:
+        if self.rows is not None:
+            return
+        assert self.capture is not None  # noqa: S101
+        assert self.sound is not None  # noqa: S101
+        self.exact = exact
+        self.report = torch.cat([self.sound.long(), samples.sum().view(1)])
+        self.recording = False
+        self.capture.end()
+        self.capture.graph.replay()
+        self.kept, self.rows = self.read()
+        self.sound = None
+
+    def gather(self, samples: Tensor, *, at_least: int = 1, exact: bool = False) -> Gathered:  # noqa: ARG002
+        """Pad the kept samples to the number of rows."""
+        self._count(samples, exact=exact)
+        assert self.rows is not None  # noqa: S101
+        return Gathered(rows_first(samples, self.rows), padded=True, samples=None)
+
+    def sample(self, subnetworks: SubNetworks, x: Tensor, generator: Generator, count: int | None) -> Sample:  # noqa: ARG002
+        """Return memory that is filled before each replay; or at once, where the step runs live."""
+        if self.rows is None or subnetworks.per == "batch":
+            raise NotRecordableError('sub-networks are sampled per="batch", or for the whole batch')
+        if self.samples:
+            raise NotRecordableError("a step samples sub-networks more than once")
+        memory, width = self.first or self, len(subnetworks.droppable)
+        if not len(memory.scales):
+            memory.scales = torch.zeros(len(self.x) * width, device=x.device, dtype=scale_type(x))
+        scales = memory.scales[: len(x) * width].view(len(x), width)
+        if self.recording:
+            self.samples.append((subnetworks, scales))
+        else:
+            self._fill(subnetworks, scales, self.kept or 0)
+        return Sample(scales)
+
+    def _fill(self, subnetworks: SubNetworks, scales: Tensor, count: int) -> None:
+        sampled = subnetworks.scales(count, self.host.generator).to(scales.dtype)
+        scales[:count].copy_(sampled if sampled.is_cuda else sampled.pin_memory(), non_blocking=True)
+
+    def condition(self, when: bool | Tensor, *, can_wait: bool) -> bool | Tensor:  # noqa: ARG002
+        """Leave it on the device, and add that the batch is sound, where the host has not looked."""
+        if self.sound is None:
+            return when
+        return self.sound.all() if when is True else self.sound.all() & when
+
+    def gradients(
+        self, loss: Tensor, parameters: Sequence[Parameter], within: AbstractContextManager[object], *, retain: bool
+    ) -> list[Tensor]:
+        """Differentiate, and keep activations that are shared."""
+        return super().gradients(loss, parameters, within, retain=retain or self.shared)
