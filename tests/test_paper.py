@@ -15,7 +15,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from acclimate import EATAC
+from acclimate import EATAC, subnetwork
 from acclimate.bench.evaluate import evaluate
 from acclimate.bench.networks import NetworkError, load_network
 from acclimate.bench.plan import Job, PlanError
@@ -260,7 +260,7 @@ def test_the_highest_and_lowest_100_percent_are_all_samples(tmp_path: Path) -> N
     batches = [*domain.on("cpu")]
     for x, _ in batches:
         adapter(x)
-    after = torch.cat([adapter.infer(x).argmax(1) == y for x, y in batches])
+    after = torch.cat([adapter.predict_only(x).argmax(1) == y for x, y in batches])
     adapter.reset()
     assert high["accuracy"] == pytest.approx(float(after.float().mean()))
 
@@ -307,9 +307,9 @@ def test_the_indicator_counts_disagreement_and_does_not_disturb_the_stream(tmp_p
     assert isinstance(adapter, EATAC)
     disagree = wrong = right = 0
     for x, y in batches:
-        full = adapter.infer(x).argmax(1)
-        with adapter.subnetwork():
-            sub = adapter.infer(x).argmax(1)
+        full = adapter.predict_only(x).argmax(1)
+        with subnetwork(adapter.model, drop=0.9, generator=adapter.generator):
+            sub = adapter.predict_only(x).argmax(1)
         disagree, wrong = disagree + int((full != sub).sum()), wrong + int(((full != sub) & (sub != y)).sum())
         right += int((sub == y).sum())
     assert found["uncertain"][0] == disagree > 0
@@ -327,7 +327,7 @@ def test_a_held_out_fifth_is_not_learned_from(tmp_path: Path) -> None:
     adapter = run.adapter(job)
     expected = []
     for x, _ in [*stream.on("cpu"), (None, None)]:
-        right = [adapter.infer(z).argmax(1) == y for z, y in rest.on("cpu")]
+        right = [adapter.predict_only(z).argmax(1) == y for z, y in rest.on("cpu")]
         expected.append(float(torch.cat(right).float().mean()))
         if x is not None:
             adapter(x)
@@ -339,8 +339,6 @@ def test_a_held_out_fifth_is_not_learned_from(tmp_path: Path) -> None:
 def test_the_divergence_is_of_all_samples(tmp_path: Path) -> None:
     run, job = run_of(tiny(severity=2), "vit", "source", tmp_path)
     found = measured(studies.divergence, run, job, drop=0.5)
-    from acclimate import subnetwork
-
     net, generator = run.network.model, torch.Generator().manual_seed(0)
     values = []
     (domain,) = run.scenario(0).domains
