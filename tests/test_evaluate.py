@@ -94,7 +94,7 @@ def test_the_other_metrics_by_their_definitions() -> None:
 
 
 def test_metrics_of_the_certain() -> None:
-    """Everything in the last bin of certainty: still told apart, and finite."""
+    """Predictions in the last bin of confidence are still distinguished, and metrics finite."""
     z = torch.tensor([[40.0, 0.0], [60.0, 0.0], [50.0, 0.0], [45.0, 0.0]])
     meter = Meter()
     meter.update(z, torch.tensor([0, 0, 0, 1]))
@@ -127,15 +127,15 @@ def scenario(resets: bool = False) -> Scenario:
 
 def test_run_is_the_plain_loop() -> None:
     adapter, again = Tent(make("bn"), lr=1e-2), Tent(make("bn"), lr=1e-2)
-    moments = list(run(adapter, scenario()))
-    assert [m.domain for m in moments] == ["one"] * 3 + ["two"] * 3
-    assert all(torch.equal(m.logits, again(x)) for m, x in zip(moments, stream(6), strict=True))
+    batches = list(run(adapter, scenario()))
+    assert [b.domain for b in batches] == ["one"] * 3 + ["two"] * 3
+    assert all(torch.equal(b.logits, again(x)) for b, x in zip(batches, stream(6), strict=True))
 
 
 def test_resets_start_each_domain_from_the_source() -> None:
     adapter, fresh = Tent(make("bn"), lr=1e-2), Tent(make("bn"), lr=1e-2)
-    moments = list(run(adapter, scenario(resets=True)))
-    assert all(torch.equal(m.logits, fresh(x)) for m, x in zip(moments[3:], stream(6)[3:], strict=True))
+    batches = list(run(adapter, scenario(resets=True)))
+    assert all(torch.equal(b.logits, fresh(x)) for b, x in zip(batches[3:], stream(6)[3:], strict=True))
 
 
 def test_the_clean_probe_leaves_the_stream_untouched() -> None:

@@ -98,7 +98,7 @@ def test_an_interrupted_run_ends_with_the_same_numbers(method: str, tmp_path: Pa
 
     batches = 0
 
-    def stop_in_the_third_domain(moment: object, accuracy: float) -> None:
+    def stop_in_the_third_domain(batch: object, score: float) -> None:
         nonlocal batches
         batches += 1
         if batches == 6:
@@ -122,8 +122,8 @@ def test_a_killed_run_ends_with_the_same_numbers(tmp_path: Path) -> None:
     def start(out: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "acclimate.cli.main", "run", *options, "--out", str(tmp_path / out)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with (tmp_path / "told").open("w") as told:
-            return subprocess.Popen(command, stdout=told, stderr=told, env=environment)
+        with (tmp_path / "log").open("w") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
     file = tmp_path / "killed" / "roid-seed0.json"
     process = start("killed")
@@ -136,7 +136,7 @@ def test_a_killed_run_ends_with_the_same_numbers(tmp_path: Path) -> None:
     assert not half["done"]
     assert 1 <= len(half["domains"]) < 6
     for out in ("killed", "whole"):
-        assert start(out).wait(timeout=300) == 0, (tmp_path / "told").read_text()
+        assert start(out).wait(timeout=300) == 0, (tmp_path / "log").read_text()
     results = [numbers(json.loads((tmp_path / out / "roid-seed0.json").read_text())) for out in ("killed", "whole")]
     assert results[0] == results[1]
     assert results[0]["done"]
@@ -164,7 +164,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 
 def test_another_plan_is_not_mixed_in(tmp_path: Path) -> None:
     carry_out(plan(), tmp_path)
-    with pytest.raises(PlanError, match="holds results of another plan .severity was 5, and is 3 now"):
+    with pytest.raises(PlanError, match="severity was 5, and is 3 now"):
         Run(plan(severity=3), tmp_path)
     other = Run(plan(overrides={"tent": {"lr": 0.1}}), tmp_path)
     with pytest.raises(PlanError, match="was made with other settings"):
@@ -248,7 +248,7 @@ def test_tables_in_the_papers_layout(tmp_path: Path) -> None:
     assert rows[2][6:] == ["32", "32"]
     assert not differences(results)
     results[-1].source_accuracy["fog"] += 0.1
-    assert any("source accuracy on fog differs" in told for told in differences(results))
+    assert any("source accuracy on fog differs" in message for message in differences(results))
 
     runner = CliRunner()
     for layout, sign in (("markdown", "| Method |"), ("latex", r"\toprule"), ("csv", "Method,,contrast")):
@@ -280,8 +280,7 @@ def test_the_run_command(tmp_path: Path) -> None:
     shown = runner.invoke(app, [*arguments, "--dry-run"])
     assert shown.exit_code == 0, shown.output
     assert "1 domains, 1 batches" in shown.output
-    told = "resnet50's hyper-parameters are for 1,000 classes, and here are 10: try --preset cifar-resnet, too"
-    assert told in shown.output.replace("\n", " ")
+    assert "try --preset cifar-resnet" in shown.output.replace("\n", " ")
     assert not Path(out).exists()
     done = runner.invoke(app, arguments)
     assert done.exit_code == 0, done.output

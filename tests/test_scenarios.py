@@ -39,7 +39,7 @@ def everything(scenario: Scenario) -> list[tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_every_scenario_can_be_gone_through_again(name: str) -> None:
+def test_every_scenario_can_be_repeated(name: str) -> None:
     scenario = SCENARIOS[name](suite(), shifts=SHIFTS, severity=3, batch_size=16, seed=4)
     first, second = everything(scenario), everything(scenario)
     assert len(first) == len(scenario)
@@ -58,9 +58,9 @@ def test_lifelong_single_domain_and_episodic_differ_in_resets_alone() -> None:
     assert all([d.name for d in s.domains] == SHIFTS for s in made)
     assert [len(d) for d in made[0].domains] == [3, 3]
     for scenario in made:
-        moments = list(run(Tent(make("bn"), lr=1e-2), scenario))
+        batches = list(run(Tent(make("bn"), lr=1e-2), scenario))
         fresh = [Tent(make("bn"), lr=1e-2)(x) for x, _ in everything(scenario)]
-        same = [torch.equal(m.logits, z) for m, z in zip(moments, fresh, strict=True)]
+        same = [torch.equal(b.logits, z) for b, z in zip(batches, fresh, strict=True)]
         expected = {
             "never": [True] + [False] * 5,
             "domain": [True, False, False, True, False, False],
@@ -126,7 +126,7 @@ def test_the_papers_probe_adapts_to_clean_images_between_the_domains() -> None:
     scenario = lifelong(suite(), shifts=SHIFTS, batch_size=20)
     clean = sample_domain("clean", suite().clean(), batch_size=20)
     probed = with_clean(scenario, clean)
-    assert [m.domain for m in run(Source(make("bn")), probed)] == [
+    assert [b.domain for b in run(Source(make("bn")), probed)] == [
         *["contrast"] * 2,
         *["clean"] * 2,
         *["gaussian_noise"] * 2,
@@ -142,11 +142,11 @@ def test_the_papers_probe_adapts_to_clean_images_between_the_domains() -> None:
 
 def test_clean_images_between_episodes_start_anew_too() -> None:
     probed = with_clean(episodic(suite(), shifts=["contrast"], batch_size=20), sample_domain("clean", suite().clean()))
-    moments = [m for m in run(Tent(make("bn"), lr=0.3), probed) if m.domain == "clean"]
+    batches = [b for b in run(Tent(make("bn"), lr=0.3), probed) if b.domain == "clean"]
     fresh = Tent(make("bn"), lr=0.3)
-    for moment, (x, _) in zip(moments, sample_domain("clean", suite().clean()).on("cpu"), strict=True):
+    for batch, (x, _) in zip(batches, sample_domain("clean", suite().clean()).on("cpu"), strict=True):
         fresh.reset()
-        assert torch.equal(moment.logits, fresh(x))
+        assert torch.equal(batch.logits, fresh(x))
 
 
 def test_a_probe_of_an_episodic_run_is_episodic() -> None:
@@ -155,7 +155,7 @@ def test_a_probe_of_an_episodic_run_is_episodic() -> None:
     assert {d.clean_accuracy for d in result.domains} == {result.clean_before}
 
 
-def test_labels_of_other_data_are_told() -> None:
+def test_labels_of_other_data_are_refused() -> None:
     many = Corrupted("many", Tensors((images(20, size=32) * 255).byte(), torch.arange(20)))
     with pytest.raises(ValueError, match="labels go up to .*, and the network has 10 classes"):
         evaluate(Source(make("bn")), lifelong(many, shifts=["contrast"]))

@@ -95,7 +95,7 @@ def evaluate(
                 on_domain(result)
         meter = _DomainMeter(adapter)
     if not result.done:
-        raise ValueError(f"{scenario.name}: a domain has other than len(domain) batches, or none")
+        raise ValueError(f"{scenario.name}: a domain is empty, or len(domain) is not its number of batches")
     return result
 
 

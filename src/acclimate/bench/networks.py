@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -67,16 +68,23 @@ def _ours(name: str, weights: Path | None) -> Loaded:
     return Loaded(name, net, Preprocess())
 
 
+@contextmanager
+def _fetching(library: str, name: str) -> Iterator[None]:
+    try:
+        yield
+    except NetworkError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        raise NetworkError(f"{library} has no network {name!r}: {error}") from error
+    except OSError as error:
+        hint = f"give a file, {library}:{name}=FILE"
+        raise NetworkError(f"{library} could not fetch the weights of {name} ({error}): {hint}") from error
+
+
 def _timm(name: str, weights: Path | None) -> Loaded:
     timm = _library("timm")
-    try:
+    with _fetching("timm", name):
         net = timm.create_model(name, pretrained=weights is None)
-    except (RuntimeError, ValueError) as error:
-        raise NetworkError(f"timm has no network {name!r}: {error}") from error
-    except OSError as error:
-        raise NetworkError(
-            f"timm could not fetch the weights of {name} ({error}): give a file, timm:{name}=FILE"
-        ) from error
     _fill(net, weights)
     config = timm.data.resolve_model_data_config(net)
     crop = int(config["input_size"][-1])
@@ -86,17 +94,11 @@ def _timm(name: str, weights: Path | None) -> Loaded:
 
 def _torchvision(name: str, weights: Path | None) -> Loaded:
     models = _library("torchvision.models")
-    try:
+    with _fetching("torchvision", name):
         transforms = models.get_model_weights(name).DEFAULT.transforms()
         segments = not hasattr(transforms, "crop_size")
         own = _shape_of(_read(weights)) if weights and segments else {}
         net = models.get_model(name, weights=None if weights else "DEFAULT", **own)
-    except ValueError as error:
-        raise NetworkError(f"torchvision has no network {name!r}: {error}") from error
-    except OSError as error:
-        raise NetworkError(
-            f"torchvision could not fetch the weights of {name} ({error}): give a file, torchvision:{name}=FILE"
-        ) from error
     _fill(net, weights)
     how = _interpolation(transforms.interpolation.value)
     if segments:

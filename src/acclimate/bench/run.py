@@ -210,12 +210,8 @@ class Run:
 
     # What it may cost ---------------------------------------------------------------------------------------------
 
-    def estimate(self, batches: int = 2) -> dict[str, float]:
-        """Estimate the seconds of each method for all seeds, from a few timed batches."""
-        return self.seconds(self.speed(batches))
-
     def speed(self, batches: int = 2) -> tuple[float, float]:
-        """Measure the seconds per sample of a forward and of a backward pass."""
+        """Measure the seconds per sample of a forward and of a backward pass, on a few batches."""
         scenario = self.scenario(self.plan.seeds[0])
         forward, step = (self._seconds(method, scenario, batches) for method in ("source", "tent"))
         return forward, max(step - forward, 0.0)

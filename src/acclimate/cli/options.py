@@ -14,8 +14,6 @@ import typer
 from ..bench.plan import Plan, read_overrides
 from .terminal import one_line_errors
 
-__all__ = ["plan_options"]
-
 Command = Callable[..., None]
 
 

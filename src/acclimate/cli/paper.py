@@ -22,8 +22,6 @@ if TYPE_CHECKING:  # drawing libraries are imported only by commands that need t
     from ..paper.reproduce import Case, Recipe, Tick
     from ..paper.scales import Scale
 
-__all__ = ["paper"]
-
 paper = typer.Typer(help="The paper's tables and figures: list them, and run them at any scale.", no_args_is_help=True)
 
 

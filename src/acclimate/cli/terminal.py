@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -18,20 +17,6 @@ from ..bench.result import Result
 from ..bench.run import Run
 from ..bench.tables import summary_table
 
-__all__ = [
-    "EXPECTED",
-    "carry_out",
-    "console",
-    "duration",
-    "one_line_errors",
-    "print_table",
-    "progress_bars",
-    "refuse",
-    "repeatable",
-    "say",
-    "show_plan",
-]
-
 console = Console()
 
 EXPECTED = (ValueError, TypeError, RuntimeError, AssertionError, ImportError, OSError)
@@ -43,19 +28,14 @@ def say(text: str, *, errors: bool = False) -> None:
     (Console(stderr=True) if errors else console).print(text, soft_wrap=True, highlight=False)
 
 
-def refuse(what: str, error: BaseException) -> NoReturn:
-    """Print an error in one line, and exit."""
-    say(f"[red bold]{what}:[/] {escape(str(error))}")
-    raise typer.Exit(2) from error
-
-
 @contextmanager
 def one_line_errors(what: str) -> Iterator[None]:
-    """Refuse what raises an expected error inside."""
+    """Print an expected error in one line, and exit."""
     try:
         yield
     except EXPECTED as error:
-        refuse(what, error)
+        say(f"[red bold]{what}:[/] {escape(str(error))}")
+        raise typer.Exit(2) from error
 
 
 def repeatable(words: Sequence[str]) -> list[str]:
@@ -94,7 +74,7 @@ def show_plan(run: Run) -> None:
     console.print(f"[bold]data[/]      {run.title}")
     console.print(f"[bold]scenario[/]  {scenario.name}: {len(scenario.domains)} domains, {len(scenario):,} batches")
     console.print(f"[bold]seeds[/]     {', '.join(map(str, plan.seeds))}")
-    seconds = run.estimate()
+    seconds = run.seconds(run.speed())
     table = Table("method", "about", box=SIMPLE_HEAD, pad_edge=False)
     for method, needed in seconds.items():
         table.add_row(method, duration(needed))
