@@ -115,8 +115,9 @@ def summary(scenario: str) -> Table:
     """Return accuracy and ECE of the methods that ran on all images on both networks, but for ETA, ETA-C and TEA."""
     shown = ("Source", "BNAdapt", "Tent", "CoTTA", "SAR", "ROID", "RDumb", "EATA", "EATAC")
     found = [by_method(RECIPE_FILES / f"{scenario}.json", network) for network in NETWORKS]
+    none = ["–", "–"]
     rows = [
-        [method, *(cell for own in found for cell in (_scores(own[method, None]) if (method, None) in own else "––"))]
+        [method, *(cell for own in found for cell in (_scores(own[method, None]) if (method, None) in own else none))]
         for method in shown
     ]
     return ["method", "ResNet: accuracy", "ECE", "ViT: accuracy", "ECE"], rows
