@@ -115,8 +115,9 @@ def summary(scenario: str) -> Table:
     """Return accuracy and ECE of the methods that ran on all images on both networks, but for ETA, ETA-C and TEA."""
     shown = ("Source", "BNAdapt", "Tent", "CoTTA", "SAR", "ROID", "RDumb", "EATA", "EATAC")
     found = [by_method(RECIPE_FILES / f"{scenario}.json", network) for network in NETWORKS]
+    none = ["–", "–"]
     rows = [
-        [method, *(cell for own in found for cell in (_scores(own[method, None]) if (method, None) in own else "––"))]
+        [method, *(cell for own in found for cell in (_scores(own[method, None]) if (method, None) in own else none))]
         for method in shown
     ]
     return ["method", "ResNet: accuracy", "ECE", "ViT: accuracy", "ECE"], rows
@@ -172,7 +173,7 @@ TABLES: dict[str, Callable[[], Table | str]] = {
 """Every table by its name in the pages."""
 
 
-def drawn(name: str, column: str = "") -> Figure:
+def recipe_figure(name: str, column: str = "") -> Figure:
     """Return a recipe's figure, of columns that begin with `column`."""
     cases = numbers(RECIPE_FILES / f"{name}.json").cases
     return RECIPES[name].show([case for case in cases if case.column.startswith(column)])[1][""]
@@ -181,9 +182,9 @@ def drawn(name: str, column: str = "") -> Figure:
 FIGURES: dict[str, Callable[[], Figure]] = {
     "steps-h200": lambda: steps.draw(read("steps", "h200")),
     "steps-cpu": lambda: steps.draw(read("steps", "cpu")),
-    "forgetting": partial(drawn, "forgetting", "level 5"),
-    "calibration": partial(drawn, "calibration"),
-    "drop-rates": partial(drawn, "drop-rates"),
+    "forgetting": partial(recipe_figure, "forgetting", "level 5"),
+    "calibration": partial(recipe_figure, "calibration"),
+    "drop-rates": partial(recipe_figure, "drop-rates"),
 }
 """Every figure by the name of its file in docs/images."""
 
@@ -197,7 +198,7 @@ def pages() -> Iterator[Path]:
 
 
 def filled(page: str) -> str:
-    """Return a page with its tables written anew."""
+    """Return a page with current tables."""
 
     def block(found: re.Match[str]) -> str:
         if found[1] not in TABLES:

@@ -110,12 +110,13 @@ def test_every_method_was_compared_with_three_seeds(name: str) -> None:
 
 def test_committed_results_have_the_settings_of_the_presets() -> None:
     """A changed preset must not leave results behind that its command no longer reproduces."""
+    names = {method.__name__: name for name, method in METHODS.items()}
     checked = set()
     for file in RECIPE_FILES:
         for case in Numbers.read(file).cases:
             (own,) = case.plan.overrides.values() or [{}]  # at most one method has overrides
             for result in case.results:
-                usual = dict(getattr(acclimate, result.method).presets[case.plan.preset or ""])
+                usual = dict(METHODS[names[result.method]].presets[case.plan.preset or ""])
                 if "optimizer" in usual:
                     usual["lr"] = usual.pop("optimizer").keywords["lr"]
                 given = usual | own

@@ -1,4 +1,4 @@
-"""The paper's recipes: what they run, what they write, and that they go on where they stopped."""
+"""The paper's recipes: what they run and write, resuming, joining, and the studies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from acclimate import EATAC
+from acclimate import EATAC, subnetwork
 from acclimate.bench.evaluate import evaluate
 from acclimate.bench.networks import NetworkError, load_network
 from acclimate.bench.plan import Job, PlanError
@@ -66,7 +66,7 @@ def test_a_scale_without_data_says_what_it_needs() -> None:
         RECIPES["mixed"].plans(SCALES["paper"])
 
 
-def test_the_ablation_is_the_papers() -> None:
+def test_the_ablation_is_that_of_the_paper() -> None:
     cases = {
         case.row: case.plan.overrides for case in RECIPES["ablation"].plans(SCALES["digits"]) if case.column == "vit"
     }
@@ -78,7 +78,7 @@ def test_the_ablation_is_the_papers() -> None:
     assert cases["12: CL ER FR SS"]["eata-c"] == rate
 
 
-def test_epsilon_is_told_for_a_thousand_classes() -> None:
+def test_epsilon_is_given_for_a_thousand_classes() -> None:
     values = {name: SCALES[name].epsilon(0.05) for name in SCALES}
     assert values == {"paper": 0.05, "5k": 0.05, "cifar10": 0.5, "digits": 0.5}
 
@@ -98,7 +98,7 @@ def test_epsilon_is_told_for_a_thousand_classes() -> None:
         "entropy-share",
     ],
 )
-def test_a_recipe_writes_its_numbers_and_its_form(name: str, tmp_path: Path) -> None:
+def test_a_recipe_writes_numbers_tables_and_figures(name: str, tmp_path: Path) -> None:
     written = reproduce(RECIPES[name], tiny(), tmp_path, command="acclimate paper run")
     numbers = json.loads((tmp_path / f"{name}.json").read_text())
     assert numbers["command"] == "acclimate paper run"
@@ -143,7 +143,7 @@ def test_tables_over_corruptions(tmp_path: Path) -> None:
     assert drawn.count("<!-- fog -->") == 2, "below the last panel of each of two columns"
 
 
-def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
+def test_nothing_is_measured_twice(tmp_path: Path) -> None:
     begun: list[str] = []
 
     def begin(case: Case, _: int, __: Run) -> Any:
@@ -157,7 +157,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     assert begun == ["tent"]
     assert json.loads((tmp_path / "few.json").read_text())["cases"] == first["cases"]
     reproduce(few, tiny(seeds=(0, 1)), tmp_path, on_case=begin)
-    assert begun == ["tent"] * 2, "another seed is no other plan"
+    assert begun == ["tent"] * 2, "another seed belongs to the same plan"
     with pytest.raises(PlanError, match="other settings"):
         reproduce(few, tiny(source_images=8), tmp_path)
     with pytest.raises(PlanError, match="another plan"):
@@ -171,24 +171,24 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
 
 
 def test_several_processes_measure_the_same(tmp_path: Path) -> None:
-    told: list[int] = []
+    totals: list[int] = []
     for processes in (1, 2):
         out = tmp_path / str(processes)
         if processes > 1:
-            side_by_side([RECIPES["calibration"]] * 2, tiny(images=16), out, processes, told.append)
+            side_by_side([RECIPES["calibration"]] * 2, tiny(images=16), out, processes, totals.append)
         reproduce(RECIPES["calibration"], tiny(images=16), out)
-    assert told == [4] * 4
+    assert totals == [4] * 4
     one, two = ((tmp_path / f"{n}" / "calibration.md").read_text() for n in (1, 2))
     assert one == two
 
 
 def cut(name: str, count: int) -> Recipe:
-    """The first few cases of a recipe."""
+    """Return a recipe with its first cases only."""
     whole = RECIPES[name]
     return replace(whole, cases=lambda scale: [*whole.cases(scale)][:count])
 
 
-def test_results_of_other_settings_are_not_taken(tmp_path: Path) -> None:
+def test_results_with_other_settings_are_rejected(tmp_path: Path) -> None:
     recipe = cut("sweep-e0", 1)
     reproduce(recipe, tiny(), tmp_path)
     first = (tmp_path / "sweep-e0.json").read_text()
@@ -215,7 +215,7 @@ def test_the_first_cases_of_large_recipes(name: str, count: int, tmp_path: Path)
     assert papers == (name in ("ablation", "efficiency"))
 
 
-def test_cases_share_their_network_and_their_data(tmp_path: Path) -> None:
+def test_cases_share_network_and_data(tmp_path: Path) -> None:
     resnet, vit = (Run(tiny().plan(kind, "source"), tmp_path / kind) for kind in ("resnet", "vit"))
     other = Run(tiny().plan("resnet", "tent", severity=3), tmp_path / "other", like=resnet)
     assert other.network is resnet.network
@@ -223,7 +223,7 @@ def test_cases_share_their_network_and_their_data(tmp_path: Path) -> None:
     assert Run(resnet.plan, tmp_path / "vit", like=vit).network.model is not vit.network.model
 
 
-# Studies -------------------------------------------------------------------------------------------------------------
+# Studies
 
 
 def run_of(scale: Scale, network: Any, method: str, tmp_path: Path, **arguments: Any) -> tuple[Run, Job]:
@@ -250,7 +250,7 @@ def test_one_step_per_batch_is_plain_adaptation(tmp_path: Path) -> None:
     assert thrice != once
 
 
-def test_all_samples_are_the_highest_and_the_lowest(tmp_path: Path) -> None:
+def test_the_highest_and_lowest_100_percent_are_all_samples(tmp_path: Path) -> None:
     run, job = run_of(tiny(), "resnet", "tent", tmp_path)
     high, low = (measured(studies.entropy_share, run, job, which=which, percent=100) for which in ("highest", "lowest"))
     assert high == low
@@ -260,13 +260,13 @@ def test_all_samples_are_the_highest_and_the_lowest(tmp_path: Path) -> None:
     batches = [*domain.on("cpu")]
     for x, _ in batches:
         adapter(x)
-    after = torch.cat([adapter.infer(x).argmax(1) == y for x, y in batches])
+    after = torch.cat([adapter.predict_only(x).argmax(1) == y for x, y in batches])
     adapter.reset()
     assert high["accuracy"] == pytest.approx(float(after.float().mean()))
 
 
-def test_a_share_of_the_samples_is_of_the_very_images(tmp_path: Path) -> None:
-    """Noise is drawn a batch: chosen samples keep theirs."""
+def test_chosen_samples_keep_their_noise(tmp_path: Path) -> None:
+    """Noise is sampled per batch; choosing samples must not sample it again."""
     run, _ = run_of(tiny(images=40), "resnet", "tent", tmp_path)
     (domain,) = run.scenario(0).domains
     everything = torch.cat([x for x, _ in domain.on("cpu")])
@@ -278,7 +278,7 @@ def test_a_share_of_the_samples_is_of_the_very_images(tmp_path: Path) -> None:
 
 
 def logits_after(run: Run, job: Job, batches: list[Any]) -> torch.Tensor:
-    """What plain adaptation ends with."""
+    """Return the last logits of plain adaptation."""
     adapter = run.adapter(job)
     for x, _ in batches:
         last = adapter(x)
@@ -286,7 +286,7 @@ def logits_after(run: Run, job: Job, batches: list[Any]) -> torch.Tensor:
     return last
 
 
-def test_the_indicator_counts_disagreement_and_leaves_the_stream_alone(tmp_path: Path) -> None:
+def test_the_indicator_counts_disagreement_and_does_not_disturb_the_stream(tmp_path: Path) -> None:
     run, job = run_of(tiny(images=64, severity=2), "vit", "eata-c", tmp_path, drop=0.9)
     (domain,) = run.scenario(0).domains
     batches = [*domain.on("cpu")]
@@ -299,22 +299,22 @@ def test_the_indicator_counts_disagreement_and_leaves_the_stream_alone(tmp_path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EATAC, "forward", watched)
-        told = measured(studies.indicator, run, job)
-    assert told["batches"] == [0, 1, 2, 3]
-    assert torch.equal(seen[-1], logits_after(run, job, batches)), "looking must not change what is learned"
+        found = measured(studies.indicator, run, job)
+    assert found["batches"] == [0, 1, 2, 3]
+    assert torch.equal(seen[-1], logits_after(run, job, batches)), "measuring must not change adaptation"
 
     adapter = run.adapter(job)
     assert isinstance(adapter, EATAC)
     disagree = wrong = right = 0
     for x, y in batches:
-        full = adapter.infer(x).argmax(1)
-        with adapter.subnetwork():
-            sub = adapter.infer(x).argmax(1)
+        full = adapter.predict_only(x).argmax(1)
+        with subnetwork(adapter.model, drop=0.9, generator=adapter.generator):
+            sub = adapter.predict_only(x).argmax(1)
         disagree, wrong = disagree + int((full != sub).sum()), wrong + int(((full != sub) & (sub != y)).sum())
         right += int((sub == y).sum())
-    assert told["uncertain"][0] == disagree > 0
-    assert told["right"][0] == pytest.approx(wrong / disagree)
-    assert told["accuracy"][0] == pytest.approx(right / 64)
+    assert found["uncertain"][0] == disagree > 0
+    assert found["right"][0] == pytest.approx(wrong / disagree)
+    assert found["accuracy"][0] == pytest.approx(right / 64)
 
 
 def test_a_held_out_fifth_is_not_learned_from(tmp_path: Path) -> None:
@@ -322,25 +322,23 @@ def test_a_held_out_fifth_is_not_learned_from(tmp_path: Path) -> None:
     (domain,) = run.scenario(0).domains
     stream = replace(domain, picks=domain.picks[:32])
     rest = replace(domain, name=f"{domain.name}, held out", picks=domain.picks[32:])
-    told = measured(studies.held_out, run, job)
-    assert told["batches"] == [0, 1, 2, 3, 4]
+    found = measured(studies.held_out, run, job)
+    assert found["batches"] == [0, 1, 2, 3, 4]
     adapter = run.adapter(job)
     expected = []
     for x, _ in [*stream.on("cpu"), (None, None)]:
-        right = [adapter.infer(z).argmax(1) == y for z, y in rest.on("cpu")]
+        right = [adapter.predict_only(z).argmax(1) == y for z, y in rest.on("cpu")]
         expected.append(float(torch.cat(right).float().mean()))
         if x is not None:
             adapter(x)
     adapter.reset()
-    assert told["accuracy"] == pytest.approx(expected)
+    assert found["accuracy"] == pytest.approx(expected)
     assert len(set(expected)) > 1
 
 
 def test_the_divergence_is_of_all_samples(tmp_path: Path) -> None:
     run, job = run_of(tiny(severity=2), "vit", "source", tmp_path)
-    told = measured(studies.divergence, run, job, drop=0.5)
-    from acclimate import subnetwork
-
+    found = measured(studies.divergence, run, job, drop=0.5)
     net, generator = run.network.model, torch.Generator().manual_seed(0)
     values = []
     (domain,) = run.scenario(0).domains
@@ -350,24 +348,24 @@ def test_the_divergence_is_of_all_samples(tmp_path: Path) -> None:
             with subnetwork(net, drop=0.5, generator=generator):
                 q = net(x).softmax(1)
             values.append((p * (p / q).log()).sum(1))
-    assert told["loss"] == pytest.approx(float(torch.cat(values).mean()), rel=1e-4)
-    assert told["loss"] > 0
+    assert found["loss"] == pytest.approx(float(torch.cat(values).mean()), rel=1e-4)
+    assert found["loss"] > 0
 
 
 def test_selected_samples_are_surer_than_removed_ones(tmp_path: Path) -> None:
     run, job = run_of(tiny(severity=3, images=64), "vit", "eta", tmp_path, select="reliable", margin=0.1)
-    told = measured(studies.selected, run, job)
-    kept, removed = (told[name]["confidence"] for name in ("selected", "removed"))
+    found = measured(studies.selected, run, job)
+    kept, removed = (found[name]["confidence"] for name in ("selected", "removed"))
     assert kept
     assert removed
     assert min(kept) > max(removed)
-    assert np.array(told["selected"]["images"]).shape == (len(kept), 1, 32, 32)
+    assert np.array(found["selected"]["images"]).shape == (len(kept), 1, 32, 32)
 
 
-# Around them ---------------------------------------------------------------------------------------------------------
+# Commands, data and files
 
 
-def test_a_kept_command_names_no_folder_of_ones_own() -> None:
+def test_a_recorded_command_has_no_local_folders() -> None:
     words = ["paper", "run", "toy", "--out", "mine", "--seed", "1", "--out=mine", "--cache", "here"]
     assert repeatable(words) == ["paper", "run", "toy", "--seed", "1"]
 
@@ -419,8 +417,8 @@ def test_cifar10_is_corrupted_on_the_fly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet", "vit"])
-def test_the_networks_for_cifar10_are_trained(name: str, tmp_path: Path) -> None:
-    """From the package's sheets to weights that load: what it learns in two steps is not asked."""
+def test_cifar10_networks_are_trained(name: str, tmp_path: Path) -> None:
+    """From the image sheets to weights that load; two steps need not learn anything."""
     import io
     import tarfile
 
@@ -432,9 +430,9 @@ def test_the_networks_for_cifar10_are_trained(name: str, tmp_path: Path) -> None
     with tarfile.open(tmp_path / "sheets.tgz", "w:gz") as packed:
 
         def add(file: str, content: bytes) -> None:
-            told = tarfile.TarInfo(f"package/{file}")
-            told.size = len(content)
-            packed.addfile(told, io.BytesIO(content))
+            entry = tarfile.TarInfo(f"package/{file}")
+            entry.size = len(content)
+            packed.addfile(entry, io.BytesIO(content))
 
         for file, sheet in zip([*(f"data_batch_{i}.png" for i in range(1, 6)), "test_batch.png"], rows, strict=True):
             png = io.BytesIO()
@@ -451,7 +449,7 @@ def test_the_networks_for_cifar10_are_trained(name: str, tmp_path: Path) -> None
     files = open_suite(f"cifar10:{tmp_path / 'data'}")
     assert isinstance(files, CIFARC)
     assert (files.name, len(files.shifts)) == ("cifar10", 15)
-    dull, label = files.part("contrast", 5).images[3]  # drawn in to 0.15 of what it was
+    dull, label = files.part("contrast", 5).images[3]  # contrast is 0.15 of the original
     assert label == 3
     assert float(dull.float().std()) == pytest.approx(0.15 * float(x.float().std()), rel=0.05)
     assert torch.equal(files.clean().images[3][0], x)
@@ -463,7 +461,7 @@ def test_the_networks_for_cifar10_are_trained(name: str, tmp_path: Path) -> None
     assert cifar10.accuracy(net, images, labels) == accuracy
 
 
-def test_training_images_are_moved_mirrored_covered_and_mixed() -> None:
+def test_training_augmentation() -> None:
     from training import cifar10
 
     x = torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -482,7 +480,7 @@ def test_training_images_are_moved_mirrored_covered_and_mixed() -> None:
     assert min(shares) < 0.9
 
 
-def test_networks_of_ours_come_from_files_too(tmp_path: Path) -> None:
+def test_our_networks_load_from_files(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     from acclimate.bench.own_networks import cifar10_vit
@@ -496,7 +494,7 @@ def test_networks_of_ours_come_from_files_too(tmp_path: Path) -> None:
         load_network(f"cifar10-resnet={tmp_path / 'w.safetensors'}")
 
 
-def test_the_papers_marks_are_explained() -> None:
+def test_marks_of_the_paper_are_explained() -> None:
     from acclimate.paper.published import legend
 
     notes = legend(["Tent (paper†)", "EATAC", "MEMO (paper*)"])
@@ -505,8 +503,8 @@ def test_the_papers_marks_are_explained() -> None:
     assert legend(["EATAC†, all parameters"]) == ""
 
 
-def test_some_of_the_methods_alone(tmp_path: Path) -> None:
-    """What was measured before is shown, too."""
+def test_a_selection_of_methods(tmp_path: Path) -> None:
+    """Results that are already there are shown as well."""
     scale = tiny(images=16, shifts=("fog",))
     rows = []
     for only in (("tent",), ("bn-adapt", "source")):
@@ -522,7 +520,7 @@ def test_some_of_the_methods_alone(tmp_path: Path) -> None:
         reproduce(RECIPES["calibration"], scale.on(only=("dat",)), tmp_path)
 
 
-def test_the_networks_for_cifar10_have_presets_of_their_own() -> None:
+def test_cifar10_networks_have_their_own_presets() -> None:
     plans = [case.plan for case in RECIPES["lifelong"].plans(SCALES["cifar10"].on(data="cifar10:/data"))]
     assert {(plan.model, plan.preset) for plan in plans} == {
         ("cifar10-resnet", "cifar-resnet"),
@@ -531,7 +529,7 @@ def test_the_networks_for_cifar10_have_presets_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["cifar10-resnet", "cifar10-vit"])
-def test_the_networks_for_cifar10_come_with_the_package(name: str) -> None:
+def test_cifar10_networks_are_in_the_repository(name: str) -> None:
     from acclimate.bench.own_networks import weights
 
     file = weights(name)
@@ -540,10 +538,10 @@ def test_the_networks_for_cifar10_come_with_the_package(name: str) -> None:
     net = load_network(name).model
     assert all(p.dtype == torch.float32 and bool(p.isfinite().all()) for p in net.parameters())
     logits = net(torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))).detach()
-    assert float(logits.softmax(1).amax(1).min()) > 0.2, "a trained network is sure of something"
+    assert float(logits.softmax(1).amax(1).min()) > 0.2, "a trained network is confident"
 
 
-def test_methods_that_were_measured_apart_are_joined(tmp_path: Path) -> None:
+def test_methods_measured_apart_are_joined(tmp_path: Path) -> None:
     scale, recipe = tiny(images=16, shifts=("fog",)), RECIPES["lifelong"]
     for where, only in (("one", ("tent",)), ("two", ("source", "tent")), ("whole", ("source", "tent"))):
         reproduce(recipe, scale.on(only=only), tmp_path / where, command=f"acclimate {where}")
@@ -570,16 +568,16 @@ def changed(file: Path, change: Callable[[dict[str, Any]], object]) -> Path:
 
 @pytest.fixture(scope="module")
 def seeds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The source, measured seed by seed."""
+    """Files of the source network, one per seed."""
     folder, scale = tmp_path_factory.mktemp("seeds"), tiny(images=16, shifts=("fog",), only=("source",))
     for seed in (0, 1):
         reproduce(RECIPES["lifelong"], scale.on(seeds=(seed,)), folder / str(seed), command=f"seed {seed}")
     return [folder / str(seed) / "lifelong.json" for seed in (0, 1)]
 
 
-def test_seeds_that_were_measured_apart_are_joined(seeds: list[Path]) -> None:
+def test_seeds_measured_apart_are_joined(seeds: list[Path]) -> None:
     def elsewhere(content: dict[str, Any]) -> None:
-        """Measured before a plan had a cache, in another folder, on another card of the same kind."""
+        """On another GPU of the same kind, with workers."""
         for case in content["cases"]:
             case["plan"] |= {"device": "cuda:1", "workers": 3, "data": "digits"}
 
@@ -604,7 +602,7 @@ def test_seeds_that_were_measured_apart_are_joined(seeds: list[Path]) -> None:
         (lambda c: c.update(cases=[]), "it has no case"),
     ],
 )
-def test_what_cannot_be_joined_is_refused(change: Any, message: str, seeds: list[Path]) -> None:
+def test_files_that_differ_are_not_joined(change: Any, message: str, seeds: list[Path]) -> None:
     with pytest.raises(PlanError, match=message):
         join([changed(seeds[0], change), seeds[1]])
 
@@ -624,7 +622,7 @@ def test_other_networks_and_other_files_are_not_joined(seeds: list[Path], tmp_pa
     assert "their torch differs: 1.0," in mixed.output
 
 
-def test_what_was_measured_besides_is_joined_too(tmp_path: Path) -> None:
+def test_studies_are_joined(tmp_path: Path) -> None:
     for seed in (0, 1):
         reproduce(cut("parameters", 2), tiny(shifts=("fog",), seeds=(seed,)), tmp_path / str(seed))
     files = [tmp_path / str(seed) / "parameters.json" for seed in (0, 1)]
@@ -635,14 +633,14 @@ def test_what_was_measured_besides_is_joined_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["held-out", "calibration", "efficiency", "sweep-beta", "indicator", "backwards"])
-def test_numbers_are_enough_to_draw_anew(name: str, tmp_path: Path) -> None:
-    """Figures too: what was measured besides accuracy, the bins of reliability, times."""
+def test_the_file_of_numbers_gives_all_tables_and_figures(name: str, tmp_path: Path) -> None:
+    """Including studies, reliability bins and times."""
     reproduce(cut(name, 2), tiny(shifts=("fog",)), tmp_path / "a")
     for file in show(RECIPES[name], join([tmp_path / "a" / f"{name}.json"]), tmp_path / "b"):
         assert file.read_text() == (tmp_path / "a" / file.name).read_text(), file.name
 
 
-def test_processes_beside_each_other_have_their_share_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_processes_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
     given: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", given.append)
@@ -650,7 +648,7 @@ def test_processes_beside_each_other_have_their_share_of_threads(monkeypatch: py
     assert (given, os.environ["TORCHINDUCTOR_COMPILE_THREADS"]) == ([3], "1")
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "5")
     _start_process(3)
-    assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "5", "what the user says"
+    assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "5", "the user's setting wins"
 
 
 def test_one_network_alone(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from statistics import mean
 from typing import Any, TypeAlias
@@ -90,10 +91,7 @@ def sweep(axis: str, *metrics: str, xscale: str = "linear") -> Layout:
         with _figure(4 * len(metrics), 3.2 * len(columns)) as figure:
             for place, (column, metric) in enumerate(product(columns, metrics)):
                 axes = figure.add_subplot(len(columns), len(metrics), place + 1)
-                own = [case for case in cases if case.column == column]
-                for row in _distinct(own, "row"):
-                    points = [(case.x, _mean(case, metric)) for case in own if case.row == row]
-                    _line(axes, row, [point for point in points if None not in point])
+                _lines(axes, [case for case in cases if case.column == column], partial(_mean, metric=metric))
                 axes.set(xlabel=axis, ylabel=METRICS[metric][0], title=column, xscale=xscale)
             axes.legend()
         return {"": (header, table)}, {"": figure}
@@ -164,9 +162,7 @@ def measured_grid(columns: Mapping[str, tuple[str, str, float]], axis: str = "")
         name, (head, _, factor) = next(iter(columns.items()))
         with _figure(5, 3.4) as figure:
             axes = figure.add_subplot()
-            for row in _distinct(cases, "row"):
-                own = [case for case in cases if case.row == row]
-                _line(axes, row, [(case.x, factor * mean(m[name] for m in _measured(case))) for case in own])
+            _lines(axes, cases, lambda case: factor * mean(m[name] for m in _measured(case)))
             axes.set(xlabel=axis, ylabel=head)
             axes.legend()
         return {"": (header, table)}, {"": figure}
@@ -272,6 +268,13 @@ def _domains(axes: Axes, case: Case, what: str) -> None:
         axes.plot(range(len(names)), values("clean_accuracy"), "s--", ms=3, color=colour, label=f"{case.row}, clean")
     axes.set_xticks(range(len(names)), names, rotation=50, ha="right", fontsize=7)
     axes.set_ylabel(label)
+
+
+def _lines(axes: Axes, cases: Sequence[Case], value: Callable[[Case], float | None]) -> None:
+    """Draw one line per row, over x."""
+    for row in _distinct(cases, "row"):
+        points = [(case.x, value(case)) for case in cases if case.row == row]
+        _line(axes, row, [point for point in points if None not in point])
 
 
 def _line(axes: Axes, label: str, points: Sequence[Any]) -> None:

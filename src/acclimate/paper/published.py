@@ -69,7 +69,7 @@ def legend(cells: Iterable[str]) -> str:
 
 
 def paper_table_of(recipe: str) -> tuple[list[str], list[list[str]]] | None:
-    """Return the paper's table for a recipe whose rows are not methods by domains."""
+    """Return the paper's table for a recipe that does not compare methods by domain."""
     found = _content()["tables"].get(recipe)
     return None if found is None else (found["header"], found["rows"])
 

@@ -18,7 +18,6 @@ from ..bench.metrics import Scores
 from ..bench.own_networks import DropPath
 from ..bench.stream import SampledDomain
 from ..core.adapter import Adapter
-from ..core.record import Step
 from ..functional import entropy
 from ..methods import EATAC
 from ..parts.subnetwork import subnetwork
@@ -72,7 +71,7 @@ def _disagreement(adapter: EATAC, domain: SampledDomain) -> dict[str, float]:
     disagreed = wrong = correct = seen = 0
     snapshot = adapter.snapshot()
     for x, y in domain.on(adapter.device):
-        full, sub = (logits.argmax(1) for logits in _opinions(adapter, x))
+        full, sub = (logits.argmax(1) for logits in adapter.opinions(x))
         differs, missed = full != sub, sub != y.to(sub.device)
         disagreed, wrong = disagreed + int(differs.sum()), wrong + int((differs & missed).sum())
         correct, seen = correct + int((~missed).sum()), seen + len(y)
@@ -84,7 +83,7 @@ def entropy_share(
     adapter: Adapter, domain: SampledDomain, tick: Tick, *, which: Literal["highest", "lowest"], percent: float
 ) -> dict[str, Any]:
     """Adapt to the share of samples with the highest or lowest entropy, then score all samples without learning."""
-    entropies = torch.cat([entropy(_predict_only(adapter, x)).cpu() for x, _ in domain.on(adapter.device)])
+    entropies = torch.cat([entropy(adapter.predict_only(x)).cpu() for x, _ in domain.on(adapter.device)])
     order = entropies.argsort(descending=which == "highest")[: round(len(entropies) * percent / 100)]
     chosen = torch.zeros(len(entropies), dtype=torch.bool)
     chosen[order] = True
@@ -103,9 +102,9 @@ def divergence(adapter: Adapter, domain: SampledDomain, tick: Tick, *, drop: flo
     if cuda:
         torch.cuda.reset_peak_memory_stats(adapter.device)
     for x, y in domain.on(adapter.device):
-        full = _predict_only(adapter, x)
+        full = adapter.predict_only(x)
         with subnetwork(adapter.model, drop=drop, generator=generator):
-            sub = _predict_only(adapter, x)
+            sub = adapter.predict_only(x)
         log_p, log_q = full.log_softmax(1), sub.log_softmax(1)
         divergences.append(F.kl_div(log_q, log_p, log_target=True, reduction="none").sum(1))
         start = time.perf_counter()
@@ -129,7 +128,7 @@ def selected(adapter: Adapter, domain: SampledDomain, tick: Tick, *, most: int =
         name: {"confidence": [], "images": []} for name in ("selected", "removed")
     }
     for x, _ in domain.on(adapter.device):
-        logits = _predict_only(adapter, x)
+        logits = adapter.predict_only(x)
         confidences = logits.softmax(1).amax(1).tolist()
         for image, confidence, keep in zip(x, confidences, select(logits) > 0, strict=True):
             few = found["selected" if keep else "removed"]
@@ -216,32 +215,12 @@ def _score(adapter: Adapter, domain: SampledDomain) -> Scores:
     """Score a domain without learning from it."""
     scores = Scores()
     for x, y in domain.on(adapter.device):
-        scores.update(_predict_only(adapter, x), y)
+        scores.update(adapter.predict_only(x), y)
     return scores
 
 
 def _scored(scores: Scores) -> dict[str, float]:
     return {"accuracy": scores.score, "ece": scores.meter.ece}
-
-
-@torch.no_grad()
-def _predict_only(adapter: Adapter, x: Tensor) -> Tensor:  # fallback: Adapter.predict_only(x) replaces it
-    before, adapter.step = adapter.step, Step(len(x))
-    try:
-        return adapter.infer(x)
-    finally:
-        adapter.step = before
-
-
-@torch.no_grad()
-def _opinions(adapter: EATAC, x: Tensor) -> tuple[Tensor, Tensor]:  # fallback: EATAC.opinions(x) replaces it
-    before, adapter.step = adapter.step, Step(len(x))
-    try:
-        batch = adapter.predict(x)
-        with adapter.subnetwork():
-            return batch.logits, batch.rows()
-    finally:
-        adapter.step = before
 
 
 def _thumbnail(image: Tensor, most: int = 64) -> list[Any]:
