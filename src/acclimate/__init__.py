@@ -5,7 +5,7 @@ for x in stream:
     logits = model(x)                               # predicts, then learns from x
 """
 
-from . import functional
+from . import _moved, functional
 from ._version import __version__
 from .core.adapter import Adapter
 from .core.record import Step, Uncertainty
@@ -19,6 +19,8 @@ from .parts.normalised import Normalised
 from .parts.parameters import norm_parameters
 from .parts.selection import Everything, NonRedundant, Reliable, Scaled, Selector
 from .parts.subnetwork import StochasticDepth, subnetwork
+
+_moved.install()
 
 __all__ = [
     "DAT",
