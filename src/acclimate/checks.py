@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -106,3 +108,12 @@ def refuse_probabilities(logits: Tensor) -> None:
         raise ValueError(
             "the model's output looks like probabilities (every row sums to one): return logits, without the softmax"
         )
+
+
+def class_index(classes: Sequence[int] | None, device: torch.device) -> Tensor | None:
+    """Return class indices as a tensor; raise where they are not distinct."""
+    if classes is None:
+        return None
+    if len(set(classes)) != len(classes) or len(classes) < 2 or min(classes) < 0:
+        raise ValueError("classes= takes at least two distinct class indices, none negative")
+    return torch.tensor(list(classes), device=device)

@@ -16,7 +16,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,20 +27,19 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from typing_extensions import Self
 
-from ..checks import check_images, refuse_probabilities
+from ..checks import check_images, class_index, refuse_probabilities
 from ..engine import Engine, Execution, Live, Output, Pass, Precision, Recorder, Runner, choose
 from ..engine.capture import Slot
-from ..engine.execution import own_gradients
 from ..parts.batchnorm import Mode
-from ..parts.copying import copy_all
-from ..parts.optimizers import can_wait, only_where, start_momentum
-from ..parts.parameters import Parameters, choose_parameters
-from . import state_file
-from .options import NETWORKS, Defaults, MakeOptimizer, Presets
+from ..parts.optimizers import can_wait, start_momentum
+from ..parts.parameters import Parameters, adapted_parameters
+from .learning import forgotten, gradients_on, optimizer_step
+from .options import NETWORKS, Defaults, MakeOptimizer, Presets, override
 from .prediction import STRATEGIES, Prediction, Strategy
 from .record import Passes, Step
 from .signature import call_text, settings
-from .state import Snapshot, State
+from .snapshot import Snapshot
+from .state import State
 
 __all__ = ["Adapter"]
 
@@ -121,7 +119,7 @@ class Adapter(nn.Module, ABC):
         self.model = model
         self.statistics, self.detach_statistics, self.seed = statistics, detach_statistics, seed
         self.parameters_adapted = self.defaults.parameters if parameters is None else parameters
-        named = _adapted(name, model, self.parameters_adapted)
+        named = adapted_parameters(name, model, self.parameters_adapted)
         self.names, self.adapted = tuple(named), tuple(named.values())
         self._asked = engine, precision, strategy
         self.runner = Runner(model, named, choose(engine, precision, model, self.device))
@@ -132,16 +130,16 @@ class Adapter(nn.Module, ABC):
         self.generator = Generator().manual_seed(seed)
         """On the CPU, so that random numbers are the same on every device."""
         self.classes: Tensor | None
-        self.register_buffer("classes", _class_index(classes, self.device), persistent=False)
+        self.register_buffer("classes", class_index(classes, self.device), persistent=False)
         self.class_list = None if classes is None else [int(c) for c in classes]
         make = optimizer or partial(self.defaults.optimizer, lr=self.defaults.lr if lr is None else lr)
         self.optimizer: Optimizer | None = make(list(self.adapted)) if named else None
         start_momentum(self.optimizer)
-        self.state = State(self, {} if self.episodic else named, self.optimizer, self.generator, self._belongs())
+        lasting = {} if self.episodic else named
+        self.state = State(self, lasting, self.optimizer, self.generator, self.class_list)
         self.step = Step(0)
         """The record of the current batch, which `predict`, `kept` and `update` fill."""
         self._last: Step | None = None
-        self._fingerprint: str | None = None
         self._trusted = False  # a first batch has shown that the model returns logits
         self._warned_of_one = False
 
@@ -180,12 +178,7 @@ class Adapter(nn.Module, ABC):
             raise ValueError(f"no preset {network!r}: expected one of {', '.join(NETWORKS)}")
         if network not in cls.presets:
             raise ValueError(f"no preset of {cls.__name__} for {network}: use {cls.__name__}(model), its own defaults")
-        settings = deepcopy(dict(cls.presets[network]))
-        if arguments.get("optimizer") is not None:
-            settings.pop("lr", None)
-        if arguments.get("lr") is not None and (made := settings.pop("optimizer", None)) is not None:
-            arguments = {**arguments, "lr": None, "optimizer": partial(made, lr=arguments["lr"])}
-        return cls(model, **{**settings, **arguments})
+        return cls(model, **override(cls.presets[network], arguments))
 
     @property
     def last(self) -> Step:
@@ -215,19 +208,11 @@ class Adapter(nn.Module, ABC):
 
     def save(self, path: str | Path) -> None:
         """Write the state to one safetensors file: what has changed, not the network. Whole or not at all."""
-        call = call_text(self, Adapter, engine=False)
-        state_file.write(path, self.snapshot(), method=type(self).__name__, call=call, model=self.fingerprint())
+        self.state.save(path, self.snapshot(), call_text(self, Adapter, engine=False))
 
     def load(self, path: str | Path) -> None:
         """Continue from a saved state. A file of another model, method or version, or a damaged one, raises."""
-        snapshot, call = state_file.read(path, method=type(self).__name__, model=self.fingerprint())
-        own = call_text(self, Adapter, engine=False)
-        self.restore(snapshot)
-        if call != own:
-            warnings.warn(
-                f"{path} was saved by {call} and continues as {own}, with the optimizer's settings from the file",
-                stacklevel=2,
-            )
+        self.restore(self.state.read(path, call_text(self, Adapter, engine=False)))
 
     def settle(self, *, discard: bool = False) -> None:
         """Raise the deferred error of an earlier batch; `discard=True` drops it."""
@@ -253,13 +238,7 @@ class Adapter(nn.Module, ABC):
 
     def fingerprint(self) -> str:
         """Return a hash of the network as it was before any adaptation."""
-        if self._fingerprint is None:
-            before = self.state.source_parameters()
-            source = {id(p): before[name] for name, p in self.state.parameters.items()}  # also where tied
-            tensors = self.model.state_dict(keep_vars=True).items()
-            kept = ((name, source.get(id(t), t)) for name, t in tensors if isinstance(t, Tensor))
-            self._fingerprint = state_file.fingerprint(kept)
-        return self._fingerprint
+        return self.state.fingerprint()
 
     # For methods ------------------------------------------------------------------------------------------------------
 
@@ -315,11 +294,7 @@ class Adapter(nn.Module, ABC):
             gradients = self.gradients(torch.stack([*terms.values()]).sum())
         if self.optimizer is None:
             raise TypeError(f"{type(self).__name__} was built without parameters to adapt")
-        with own_gradients(self.adapted):
-            for p, gradient in zip(self.adapted, gradients, strict=True):
-                p.grad = gradient
-            with only_where(when, self.optimizer):
-                self.optimizer.step()
+        optimizer_step(self.optimizer, self.adapted, gradients, when)
         self.step.taken = when
         self.step.losses = {name: term.detach() for name, term in terms.items()}
 
@@ -330,16 +305,9 @@ class Adapter(nn.Module, ABC):
                 return list(torch.autograd.grad(loss, of, retain_graph=retain))
         return self.execution.gradients(loss, self.adapted, self._backward_context(), retain=retain)
 
-    @contextmanager
-    def episode(self) -> Iterator[None]:
+    def episode(self) -> AbstractContextManager[None]:
         """Forget at the end what is learned inside: parameters and optimizer are as before."""
-        found = [p.detach().clone() for p in self.adapted]
-        try:
-            yield
-        finally:
-            if self.optimizer is not None:
-                self.optimizer.state.clear()
-            copy_all([p.detach() for p in self.adapted], found)
+        return forgotten(self.adapted, self.optimizer)
 
     def captured(
         self, function: Callable[..., Any], *inputs: Tensor, generator: Generator | None = None, reads: Any = ()
@@ -350,19 +318,9 @@ class Adapter(nn.Module, ABC):
         """
         return self.recorder.function(function, *inputs, generator=generator, reads=reads)
 
-    @contextmanager
-    def learning(self, *, parameters: bool = True) -> Iterator[None]:
+    def learning(self, *, parameters: bool = True) -> AbstractContextManager[None]:
         """Turn gradients on for the adapted parameters and for no other, in whatever mode the caller is."""
-        wrong = [p for p in self.runner.frozen.values() if p.requires_grad]
-        wrong += [p for p in self.adapted if p.requires_grad != parameters]
-        with torch.inference_mode(False), torch.enable_grad():
-            for p in wrong:
-                p.requires_grad_(not p.requires_grad)
-            try:
-                yield
-            finally:
-                for p in wrong:
-                    p.requires_grad_(not p.requires_grad)
+        return gradients_on(self.adapted, self.runner.frozen.values(), parameters=parameters)
 
     @contextmanager
     def exactly(self) -> Iterator[None]:
@@ -429,9 +387,6 @@ class Adapter(nn.Module, ABC):
     def _choose_strategy(self, asked: Strategy | None) -> Strategy:
         """Return the strategy that was asked for, or the one that suits method, network and engine."""
         apart = not self.coupled or self.detach_statistics
-        if asked is None:
-            sparse = self.selective and self.engine.compiled and apart
-            return "sparse" if sparse else self.defaults.strategy
         if asked == "sparse":
             self.engine = replace(self.engine, compiled=True)
             if not apart:
@@ -440,13 +395,13 @@ class Adapter(nn.Module, ABC):
                     "each other. detach_statistics=True removes the dependence",
                     stacklevel=4,
                 )
-        return asked
+        sparse = self.selective and self.engine.compiled and apart
+        return asked or ("sparse" if sparse else self.defaults.strategy)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move or cast (`to`, `cuda`, `half`, …) everything, and choose the engine for the new device."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.state.move(fn)
-        self._fingerprint = None
         engine, precision, strategy = self._asked
         self.runner = Runner(self.model, self.named, choose(engine, precision, self.model, self.device, moved=True))
         self.recorder = Recorder(self)
@@ -454,16 +409,6 @@ class Adapter(nn.Module, ABC):
             warnings.simplefilter("ignore")  # it has warned when it was built
             self.strategy = self._choose_strategy(strategy)
         return self
-
-    def _belongs(self) -> dict[str, Any]:
-        """Return what must be equal for a state to fit, besides names and shapes."""
-        groups = [] if self.optimizer is None else self.optimizer.param_groups
-        return {
-            "method": type(self).__name__,
-            "optimizer": type(self.optimizer).__name__,
-            "settings": [sorted(map(str, group)) for group in groups],
-            "classes": self.class_list,
-        }
 
     def _check(self, x: Tensor, logits: Tensor) -> None:
         found = "segmentation" if logits.dim() > 2 else "classification"
@@ -488,22 +433,3 @@ class Adapter(nn.Module, ABC):
     def __repr__(self) -> str:
         """Return the call that makes this adapter."""
         return call_text(self, Adapter, engine=True)
-
-
-def _adapted(name: str, model: nn.Module, parameters: Parameters | None) -> dict[str, Parameter]:
-    """Return the parameters that adapt; raise where there is none."""
-    if parameters is None:
-        return {}
-    if not (adapted := choose_parameters(model, parameters)):
-        norms = parameters in ("norm", "early-norm")
-        why = "the model has no normalisation layer with weights" if norms else "none matches"
-        raise ValueError(f'{name} found no parameter to adapt: {why}. parameters="all" adapts every one')
-    return adapted
-
-
-def _class_index(classes: Sequence[int] | None, device: torch.device) -> Tensor | None:
-    if classes is None:
-        return None
-    if len(set(classes)) != len(classes) or len(classes) < 2 or min(classes) < 0:
-        raise ValueError("classes= takes at least two distinct class indices, none negative")
-    return torch.tensor(list(classes), device=device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypedDict
@@ -14,7 +15,7 @@ from ..engine import Engine, Precision
 from ..parts.parameters import Parameters
 from .prediction import Strategy
 
-__all__ = ["FEW_CLASSES", "NETWORKS", "Defaults", "MakeOptimizer", "Options", "Presets", "Running"]
+__all__ = ["FEW_CLASSES", "NETWORKS", "Defaults", "MakeOptimizer", "Options", "Presets", "Running", "override"]
 
 MakeOptimizer: TypeAlias = Callable[[list[Parameter]], Optimizer]
 """Makes an optimizer of parameters, such as `partial(Adam, lr=1e-4)`."""
@@ -66,3 +67,13 @@ class Defaults:
     parameters: Parameters | None = "norm"
     """None: the method learns nothing."""
     strategy: Strategy = "masked"
+
+
+def override(preset: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a preset with arguments in its place; a rate or an optimizer replaces the preset's other one."""
+    settings, given = deepcopy(dict(preset)), dict(arguments)
+    if given.get("optimizer") is not None:
+        settings.pop("lr", None)
+    if given.get("lr") is not None and (made := settings.pop("optimizer", None)) is not None:
+        given |= {"lr": None, "optimizer": partial(made, lr=given["lr"])}
+    return {**settings, **given}

@@ -1,10 +1,10 @@
-"""Everything that changes as an adapter learns: copied, restored, and moved between devices."""
+"""Everything that changes as an adapter learns: copied, restored, saved, and moved between devices."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from copy import deepcopy
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,36 +14,10 @@ from torch.optim import Optimizer
 
 from ..engine.capture import Slot
 from ..parts.copying import copies, copy_all
+from . import state_file
+from .snapshot import Snapshot, StateError, optimizer_state, restore_optimizer
 
-__all__ = ["Snapshot", "State", "StateError", "method_modules"]
-
-
-class StateError(ValueError):
-    """A state does not fit this adapter, or a file is damaged. Nothing was changed.
-
-    >>> issubclass(StateError, ValueError)
-    True
-    """
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A copy of everything that changes between batches: tensors, and the optimizer's settings.
-
-    >>> Snapshot({"parameter/norm.weight": torch.ones(3)}, {}).tensors["parameter/norm.weight"]
-    tensor([1., 1., 1.])
-    """
-
-    tensors: Mapping[str, Tensor]
-    settings: Mapping[str, Any]
-
-    def parts(self) -> dict[str, dict[str, Tensor]]:
-        """Return the tensors by kind: parameter, state, optimizer, generator."""
-        parts: dict[str, dict[str, Tensor]] = {kind: {} for kind in ("parameter", "state", "optimizer", "generator")}
-        for name, tensor in self.tensors.items():
-            kind, rest = name.split("/", 1)
-            parts[kind][rest] = tensor
-        return parts
+__all__ = ["State", "method_modules"]
 
 
 class State:
@@ -58,14 +32,22 @@ class State:
         parameters: Mapping[str, Parameter],
         optimizer: Optimizer | None,
         generator: Generator,
-        belongs: Mapping[str, Any],
+        classes: list[int] | None,
     ) -> None:
         self.adapter, self.parameters = adapter, parameters
         """`parameters` are those whose changes outlast a call."""
         self.optimizer, self.generator = optimizer, generator
-        self.belongs = belongs
+        self.method = type(adapter).__name__
+        groups = [] if optimizer is None else optimizer.param_groups
+        self.belongs = {
+            "method": self.method,
+            "optimizer": type(optimizer).__name__,
+            "settings": [sorted(map(str, group)) for group in groups],
+            "classes": classes,
+        }
         """What must be equal for a state to fit, besides names and shapes."""
         self._source: Snapshot | None = None
+        self._fingerprint: str | None = None
 
     def source(self) -> Snapshot:
         """Return the state before the first batch, copied when it is first asked for."""
@@ -79,7 +61,7 @@ class State:
 
     def copy(self) -> Snapshot:
         """Return a copy of the current state."""
-        optimizer, settings = _optimizer_state(self.optimizer)
+        optimizer, settings = optimizer_state(self.optimizer)
         settings["belongs"] = dict(self.belongs)
         tensors: dict[str, Tensor] = {f"parameter/{name}": p for name, p in self.parameters.items()}
         for name, module, key in self.slots():
@@ -92,7 +74,7 @@ class State:
         """Go back to a snapshot; raise, and change nothing, where it does not fit."""
         parts = snapshot.parts()
         self._check_fit(parts, snapshot.settings)
-        _restore_optimizer(self.optimizer, parts["optimizer"], snapshot.settings)
+        restore_optimizer(self.optimizer, parts["optimizer"], snapshot.settings)
         self._restore_parameters(parts)
         self._restore_slots(parts, self.slots())
         self.generator.set_state(parts["generator"]["state"].cpu())
@@ -104,8 +86,32 @@ class State:
         parts = source.parts()
         self._restore_parameters(parts)
         if optimizer:
-            _restore_optimizer(self.optimizer, parts["optimizer"], source.settings)
+            restore_optimizer(self.optimizer, parts["optimizer"], source.settings)
         self._restore_slots(parts, (slot for slot in self.slots() if slot[0].split(".")[0] in names))
+
+    def save(self, path: str | Path, snapshot: Snapshot, call: str) -> None:
+        """Write a snapshot to a file, with the call that makes the adapter."""
+        state_file.write(path, snapshot, method=self.method, call=call, model=self.fingerprint())
+
+    def read(self, path: str | Path, call: str) -> Snapshot:
+        """Return the snapshot in a file; warn where an adapter made by another call has saved it."""
+        snapshot, theirs = state_file.read(path, method=self.method, model=self.fingerprint())
+        if theirs != call:
+            warnings.warn(
+                f"{path} was saved by {theirs} and continues as {call}, with the optimizer's settings from the file",
+                stacklevel=3,
+            )
+        return snapshot
+
+    def fingerprint(self) -> str:
+        """Return a hash of the network as it was before any adaptation."""
+        if self._fingerprint is None:
+            before = self.source_parameters()
+            source = {id(p): before[name] for name, p in self.parameters.items()}  # also where tied
+            network = self.adapter.get_submodule("model").state_dict(keep_vars=True)
+            kept = ((name, source.get(id(t), t)) for name, t in network.items() if isinstance(t, Tensor))
+            self._fingerprint = state_file.fingerprint(kept)
+        return self._fingerprint
 
     def slots(self) -> Iterator[Slot]:
         """Yield where the method keeps its state: the persistent buffers outside the network."""
@@ -116,6 +122,7 @@ class State:
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Apply a move or a cast to the optimizer's state and the source."""
+        self._fingerprint = None
         if self.optimizer is not None:
             self.optimizer.load_state_dict(self.optimizer.state_dict())
         if self._source is not None:
@@ -167,41 +174,3 @@ def method_modules(adapter: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in adapter.named_children():
         if name != "model":
             yield from module.named_modules(prefix=name)
-
-
-def _optimizer_state(optimizer: Optimizer | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return an optimizer's state: its tensors by name, and the rest, which is plain values."""
-    if optimizer is None:
-        return {}, {}
-    packed = optimizer.state_dict()
-    tensors, values = {}, {}
-    for index, entry in packed["state"].items():
-        for key, value in entry.items():
-            if isinstance(value, Tensor):
-                tensors[f"{index}/{key}"] = value
-            else:
-                values[f"{index}/{key}"] = value
-    return tensors, {"groups": deepcopy(packed["param_groups"]), "values": values}
-
-
-def _restore_optimizer(optimizer: Optimizer | None, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
-    """Invert `_optimizer_state`, in place where possible: recorded steps read it there."""
-    if optimizer is None:
-        return
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    here = {index: optimizer.state.get(p, {}) for index, p in enumerate(parameters)}
-    places = {f"{index}/{key}": value for index, state in here.items() for key, value in state.items()}
-    if places.keys() == tensors.keys() and all(_alike(places[name], tensors[name]) for name in places):
-        copy_all([places[name] for name in tensors], [*tensors.values()])
-        for group, values in zip(optimizer.param_groups, settings["groups"], strict=True):
-            group.update({key: deepcopy(value) for key, value in values.items() if key != "params"})
-        return
-    state: dict[int, dict[str, Any]] = {}
-    for name, value in (*settings["values"].items(), *((n, t.clone()) for n, t in tensors.items())):
-        index, key = name.split("/", 1)
-        state.setdefault(int(index), {})[key] = value
-    optimizer.load_state_dict({"state": state, "param_groups": deepcopy(settings["groups"])})
-
-
-def _alike(a: Any, b: Tensor) -> bool:
-    return isinstance(a, Tensor) and (a.shape, a.dtype) == (b.shape, b.dtype)

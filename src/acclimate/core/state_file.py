@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .._version import __version__
 from ..files import write_bytes
-from .state import Snapshot, StateError
+from .snapshot import Snapshot, StateError
 
 __all__ = ["fingerprint", "read", "write"]
 

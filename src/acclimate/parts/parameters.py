@@ -10,7 +10,14 @@ from torch import nn
 from torch.nn import Parameter
 from torch.nn.modules.batchnorm import _NormBase
 
-__all__ = ["Parameters", "choose_parameters", "early_norm_parameters", "is_norm", "norm_parameters"]
+__all__ = [
+    "Parameters",
+    "adapted_parameters",
+    "choose_parameters",
+    "early_norm_parameters",
+    "is_norm",
+    "norm_parameters",
+]
 
 Parameters: TypeAlias = Literal["norm", "early-norm", "all"] | Iterable[str] | Callable[[str, Parameter], bool]
 """`"norm"`: weight and bias of the normalisation layers; `"early-norm"`: without those of the last stage; `"all"`;
@@ -78,3 +85,14 @@ def choose_parameters(model: nn.Module, which: Parameters) -> dict[str, Paramete
     if unknown := sorted(names - everything.keys()):
         raise ValueError(f"parameters= has names that the model does not have: {', '.join(unknown[:5])}")
     return {name: p for name, p in everything.items() if name in names}
+
+
+def adapted_parameters(method: str, model: nn.Module, which: Parameters | None) -> dict[str, Parameter]:
+    """Return the parameters that a method adapts; raise where there is none to choose."""
+    if which is None:
+        return {}
+    if not (adapted := choose_parameters(model, which)):
+        norms = which in ("norm", "early-norm")
+        why = "the model has no normalisation layer with weights" if norms else "none matches"
+        raise ValueError(f'{method} found no parameter to adapt: {why}. parameters="all" adapts every one')
+    return adapted

@@ -1,0 +1,59 @@
+"""How parameters learn: whose gradients are on, one optimizer step, and an episode that is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from ..engine.execution import own_gradients
+from ..parts.copying import copy_all
+from ..parts.optimizers import only_where
+
+__all__ = ["forgotten", "gradients_on", "optimizer_step"]
+
+
+@contextmanager
+def gradients_on(
+    adapted: Sequence[Parameter], frozen: Iterable[Parameter], *, parameters: bool = True
+) -> Iterator[None]:
+    """Turn gradients on for the adapted parameters and for no other, in whatever mode the caller is.
+
+    Without `parameters`, not even for those: a pass is then differentiated by its images only.
+    """
+    wrong = [p for p in frozen if p.requires_grad] + [p for p in adapted if p.requires_grad != parameters]
+    with torch.inference_mode(False), torch.enable_grad():
+        for p in wrong:
+            p.requires_grad_(not p.requires_grad)
+        try:
+            yield
+        finally:
+            for p in wrong:
+                p.requires_grad_(not p.requires_grad)
+
+
+def optimizer_step(
+    optimizer: Optimizer, parameters: Sequence[Parameter], gradients: Sequence[Tensor | None], when: bool | Tensor
+) -> None:
+    """Make one step by these gradients, where the condition holds; a parameter without a gradient stays as it is."""
+    with own_gradients(parameters):
+        for p, gradient in zip(parameters, gradients, strict=True):
+            p.grad = gradient
+        with only_where(when, optimizer):
+            optimizer.step()
+
+
+@contextmanager
+def forgotten(parameters: Sequence[Parameter], optimizer: Optimizer | None) -> Iterator[None]:
+    """Forget at the end what is learned inside: parameters and optimizer are as before."""
+    found = [p.detach().clone() for p in parameters]
+    try:
+        yield
+    finally:
+        if optimizer is not None:
+            optimizer.state.clear()
+        copy_all([p.detach() for p in parameters], found)

@@ -1,0 +1,81 @@
+"""Snapshots: copies of everything that changes as an adapter learns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..parts.copying import copy_all
+
+__all__ = ["Snapshot", "StateError", "optimizer_state", "restore_optimizer"]
+
+
+class StateError(ValueError):
+    """A state does not fit this adapter, or a file is damaged. Nothing was changed.
+
+    >>> issubclass(StateError, ValueError)
+    True
+    """
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of everything that changes between batches: tensors, and the optimizer's settings.
+
+    >>> Snapshot({"parameter/norm.weight": torch.ones(3)}, {}).tensors["parameter/norm.weight"]
+    tensor([1., 1., 1.])
+    """
+
+    tensors: Mapping[str, Tensor]
+    settings: Mapping[str, Any]
+
+    def parts(self) -> dict[str, dict[str, Tensor]]:
+        """Return the tensors by kind: parameter, state, optimizer, generator."""
+        parts: dict[str, dict[str, Tensor]] = {kind: {} for kind in ("parameter", "state", "optimizer", "generator")}
+        for name, tensor in self.tensors.items():
+            kind, rest = name.split("/", 1)
+            parts[kind][rest] = tensor
+        return parts
+
+
+def optimizer_state(optimizer: Optimizer | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return an optimizer's state: its tensors by name, and the rest, which is plain values."""
+    if optimizer is None:
+        return {}, {}
+    packed = optimizer.state_dict()
+    tensors, values = {}, {}
+    for index, entry in packed["state"].items():
+        for key, value in entry.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}/{key}"] = value
+            else:
+                values[f"{index}/{key}"] = value
+    return tensors, {"groups": deepcopy(packed["param_groups"]), "values": values}
+
+
+def restore_optimizer(optimizer: Optimizer | None, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
+    """Invert `optimizer_state`, in place where possible: recorded steps read it there."""
+    if optimizer is None:
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    here = {index: optimizer.state.get(p, {}) for index, p in enumerate(parameters)}
+    places = {f"{index}/{key}": value for index, state in here.items() for key, value in state.items()}
+    if places.keys() == tensors.keys() and all(_alike(places[name], tensors[name]) for name in places):
+        copy_all([places[name] for name in tensors], [*tensors.values()])
+        for group, values in zip(optimizer.param_groups, settings["groups"], strict=True):
+            group.update({key: deepcopy(value) for key, value in values.items() if key != "params"})
+        return
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in (*settings["values"].items(), *((n, t.clone()) for n, t in tensors.items())):
+        index, key = name.split("/", 1)
+        state.setdefault(int(index), {})[key] = value
+    optimizer.load_state_dict({"state": state, "param_groups": deepcopy(settings["groups"])})
+
+
+def _alike(a: Any, b: Tensor) -> bool:
+    return isinstance(a, Tensor) and (a.shape, a.dtype) == (b.shape, b.dtype)
