@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import doctest
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +33,7 @@ def everything_in(model: nn.Module) -> dict[str, Tensor]:
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+    return a.keys() == b.keys() and all(torch.equal(a[k].nan_to_num(7.7), b[k].nan_to_num(7.7)) for k in a)
 
 
 def flags(model: nn.Module) -> list[object]:
@@ -311,3 +313,40 @@ def test_public_names_have_docstrings() -> None:
     for name in acclimate.__all__:
         thing = getattr(acclimate, name)
         assert isinstance(thing, (str, dict)) or thing.__doc__, name
+
+
+@pytest.mark.parametrize(("name", "family"), TABLE)
+def test_predicting_only_changes_nothing(name: str, family: str) -> None:
+    """And is what the method would return, where it returns the forward before its update."""
+    adapter, other = adapter_of(name, family), adapter_of(name, family)
+    with pytest.raises(RuntimeError, match="no batch yet"):
+        _ = adapter.last
+    for x in stream():
+        before, found = adapter.snapshot(), flags(adapter.model)
+        predicted = adapter.predict_only(x)
+        assert same(dict(adapter.snapshot().tensors), dict(before.tensors))
+        assert flags(adapter.model) == found
+        assert not predicted.requires_grad
+        logits = adapter(x)
+        assert torch.equal(logits, other(x)), "the stream must not notice"
+        if (CASES[name].plain(family) and name not in ("cotta", "rdumb")) or name == "roid":
+            torch.testing.assert_close(predicted, logits, rtol=1e-4, atol=1e-4)  # kernels differ without a graph
+    assert adapter.passes.state_dict() == other.passes.state_dict()
+    with torch.inference_mode():
+        assert adapter.predict_only(stream()[0].clone()).isfinite().all()
+
+
+@pytest.mark.parametrize("name", [name for name in acclimate.METHODS if name != "source"])
+def test_docstrings_of_methods_link_their_paper(name: str) -> None:
+    assert "https://arxiv.org/abs/" in (acclimate.METHODS[name].__doc__ or "")
+
+
+@pytest.mark.parametrize("name", [name for name in acclimate.__all__ if name not in ("METHODS", "__version__")])
+def test_examples_in_docstrings_run(name: str) -> None:
+    thing = getattr(acclimate, name)
+    given = {**vars(inspect.getmodule(thing) or acclimate), "torch": torch, "nn": nn, "Generator": torch.Generator}
+    tests = doctest.DocTestFinder(recurse=name == "functional").find(thing, name, globs=given)
+    if name != "Adapter":
+        assert any(test.examples for test in tests), f"{name} has no example"
+    for test in tests:
+        assert doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test).failed == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from cases import CASES, TABLE
 from networks import images, make, stream
 from torch import Tensor, nn
 
-from acclimate import EATA, ETA, SAR, Adapter, Engine, Reliable, Source, Tent
+from acclimate import EATA, ETA, SAR, Adapter, Engine, Reliable, Source, StochasticDepth, Tent
 from acclimate.bench.own_networks import SmallViT
+from acclimate.engine import Pass
 
 LR = 1e-3
 SHORT = {("tent", "bn"), ("eata", "ln"), ("sar", "gn"), ("eata-c", "seg"), ("cotta", "ln")}
@@ -397,6 +399,97 @@ def test_the_import_brings_no_compiler() -> None:
     assert codes[0] == codes[1]
 
 
+# What is changed after a pass was compiled or a step was recorded -------------------------------------
+
+CHANGES = {
+    "a selector": ("eata", lambda a: setattr(a, "select", Reliable(0.9))),
+    "a selector's own setting": ("eata", lambda a: setattr(a.select.first, "margin", 0.9)),
+    "a weight of the loss": ("eata-c", lambda a: setattr(a, "alpha", 3.0)),
+    "the drop ratio": ("eata-c", lambda a: setattr(a, "drop", 0.7)),
+    "the schedule": ("eata-c", lambda a: setattr(a, "schedule", "uniform")),
+    "the direction of the divergence": ("eata-c", lambda a: setattr(a, "divergence", "reverse")),
+    "BatchNorm's statistics": ("tent", lambda a: setattr(a, "statistics", "source")),
+    "gradients through them": ("tent", lambda a: setattr(a, "detach_statistics", True)),
+    "the prior": ("bn-adapt", lambda a: setattr(a, "prior", 1.0)),
+    "the learning rate": ("tent", lambda a: a.optimizer.param_groups[0].update(lr=0.05)),
+    "the engine": ("tent", lambda a: setattr(a, "engine", replace(a.engine, compiled=False, channels_last=True))),
+}
+
+
+@pytest.mark.usefixtures("without_code")
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_takes_effect_after_compilation(change: str) -> None:
+    name, apply = CHANGES[change]
+    ours, theirs = adapter_of(name, "bn", engine=COMPILED), adapter_of(name, "bn")
+    xs = [x.double() for x in stream(6)]
+    agree(ours, theirs, xs[:3])
+    for adapter in (ours, theirs):
+        apply(adapter)
+    agree(ours, theirs, xs[3:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_change_takes_effect_after_recording(change: str, compiled: bool) -> None:
+    name, apply = CHANGES[change]
+    recorded = Engine(compiled=compiled, graphs=True)
+    ours, theirs = adapter_of(name, "bn", "cuda", engine=recorded), adapter_of(name, "bn", "cuda")
+    xs = [x.double().cuda() for x in stream(12)]
+    rtol = 1e-5 if name == "bn-adapt" else RTOL
+    agree(ours, theirs, xs[:6], rtol)
+    assert ours.recorder.steps == 1
+    for adapter in (ours, theirs):
+        apply(adapter)
+    agree(ours, theirs, xs[6:], rtol)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_change_is_part_of_what_a_recorded_step_depends_on(change: str) -> None:
+    name, apply = CHANGES[change]
+    adapter = adapter_of(name, "bn")
+    x = stream(1)[0].double()
+    adapter(x)
+    before = [*adapter.recorder._signature()]
+    adapter(x)
+    adapter.predict_only(x)
+    assert [*adapter.recorder._signature()] == before, "nothing was changed yet"
+    apply(adapter)
+    assert [*adapter.recorder._signature()] != before
+
+
+def test_a_tensor_that_is_replaced_is_noticed_and_held() -> None:
+    adapter = adapter_of("eata", "ln")
+    adapter.select.first.threshold = torch.ones(2)
+    before = [*adapter.settings()]
+    assert [*adapter.settings()] == before
+    adapter.select.first.threshold = torch.zeros(2)
+    assert [*adapter.settings()] != before
+
+
+def test_a_torch_that_the_engine_does_not_know_runs_eagerly_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parts of torch.compile may have moved or changed."""
+    import sys
+
+    monkeypatch.setitem(sys.modules, "acclimate.engine.tracing", None)  # importing it raises
+    monkeypatch.setattr(torch, "__version__", "9.1.0")
+    ours = Tent(make("bn").double(), engine="auto", lr=LR)
+    with pytest.warns(UserWarning, match=r"eagerly.*2\.11 and 2\.13; this is 9\.1\.0") as caught:
+        agree(ours, Tent(make("bn").double(), lr=LR), batches())
+    assert len(caught) == 1
+    assert ours.runner.compiler.compiled_passes == 0
+
+
+def test_equal_passes_share_code_and_others_do_not() -> None:
+    depth = StochasticDepth(make("bn"), blocks="blocks.*")
+    some, same, more = (depth.subnetworks(drop) for drop in (0.2, 0.2, 0.4))
+    assert Pass("batch", some) == Pass("batch", same, parameters={"a": torch.ones(2)}, count=3)
+    assert hash(Pass("batch", some)) == hash(Pass("batch", same))
+    different = [Pass("batch"), Pass("source"), Pass("detached"), Pass(0.5), Pass(0.25), Pass("batch", some)]
+    different += [Pass("batch", more), Pass("batch", depth.subnetworks(0.2, schedule="uniform"))]
+    assert len({*different}) == len(different)
+
+
 # On the device ---------------------------------------------------------------------------------------
 
 
@@ -564,7 +657,7 @@ def test_an_optimizer_that_cannot_be_recorded_is_told() -> None:
 @pytest.mark.parametrize("name", ["tent", "eata", "eata-c"])
 def test_auto_in_bfloat16_stays_near_single_precision(name: str, network: str) -> None:
     """On trained networks: random ones are so sensitive that rounding alone changes what is selected."""
-    from acclimate import models
+    from acclimate.bench import own_networks as models
     from acclimate.data.corruptions import corrupt
     from acclimate.data.digits import load_digits
 

@@ -33,6 +33,10 @@ def collect_in_distribution(
 ) -> list[Tensor]:
     """Return, in batches, the `count` images of a stream that look most like the training data.
 
+    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+    >>> [len(batch) for batch in collect_in_distribution(net, torch.rand(32, 3, 2, 2), count=10, batch_size=8)]
+    [8, 2]
+
     The paper collects the source images of EATA in this way. The network runs in evaluation mode and is left unchanged.
     A score is only as good as the network: look at the images that were collected.
 

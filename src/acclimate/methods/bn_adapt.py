@@ -1,4 +1,4 @@
-"""BN Adapt: source statistics corrected by those of the batch (Schneider et al., 2020, arXiv:2006.16971)."""
+"""BN Adapt: source statistics corrected by those of the batch (Schneider et al., 2020)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ __all__ = ["BNAdapt"]
 
 class BNAdapt(Adapter):
     """μ = N/(N+n)·μ_source + n/(N+n)·μ_batch, and the same for the variance, with batch size n. No backward.
+
+    Paper: https://arxiv.org/abs/2006.16971
 
     >>> import acclimate, torch
     >>> model = acclimate.BNAdapt(torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)))

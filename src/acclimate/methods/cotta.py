@@ -1,4 +1,4 @@
-"""CoTTA: a weight- and augmentation-averaged teacher, stochastic restoration (Wang et al., 2022, arXiv:2203.13591)."""
+"""CoTTA: a weight- and augmentation-averaged teacher, stochastic restoration (Wang et al., 2022)."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ class CoTTA(Adapter):
 
     A segmenter learns the teacher's labels, min_θ mean −log p(ŷ_t): those of one view where the anchor is confident of
     a pixel, elsewhere those of a mean over resized and mirrored views (see `multiscale`).
+
+    Paper: https://arxiv.org/abs/2203.13591
 
     >>> import acclimate, torch
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 3))

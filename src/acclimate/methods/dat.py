@@ -1,4 +1,4 @@
-"""DAT: tune the few tensors of a segmenter that the shift affects most (Ni et al., 2024, arXiv:2310.20199)."""
+"""DAT: tune the few tensors of a segmenter that the shift affects most (Ni et al., 2024)."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ class DAT(Adapter):
     sizes. With each of the first images of a domain, the tensors with the largest Σ|gradient| join θ', for the loss on
     uncertain pixels (u < 0.85) and for the loss on certain ones (u > 0.99). Each image has a new Adam, whose learning
     rate is halved with each round. Returns the teacher's logits.
+
+    Paper: https://arxiv.org/abs/2309.13604
 
     >>> import acclimate, torch
     >>> model = acclimate.DAT(torch.nn.Conv2d(3, 4, 3, padding=1), ratios=(0.5, 1.0))

@@ -1,4 +1,4 @@
-"""EATA and ETA: learn from reliable, non-redundant samples, and do not forget (Niu et al., 2022, arXiv:2204.02610)."""
+"""EATA and ETA: learn from reliable, non-redundant samples, and do not forget (Niu et al., 2022)."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class Selecting(Options, total=False):
 
 class EATA(Adapter):
     """min_θ S(x)·H(x) + β·R(θ, θ°) (Eq. 8).
+
+    Paper: https://arxiv.org/abs/2204.02610
 
     >>> import acclimate, torch
     >>> net = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 3))
@@ -99,6 +101,8 @@ class EATA(Adapter):
 
 class ETA(EATA):
     """EATA without the Fisher regulariser: min_θ S(x)·H(x) (Eq. 2). Needs no source images.
+
+    Paper: https://arxiv.org/abs/2204.02610
 
     >>> import acclimate, torch
     >>> model = acclimate.ETA(torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 3)))

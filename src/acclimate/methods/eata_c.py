@@ -1,4 +1,4 @@
-"""EATA-C and ETA-C: consistency with sub-networks, min-max entropy (Tan et al., 2025, arXiv:2403.11491)."""
+"""EATA-C and ETA-C: consistency with sub-networks, min-max entropy (Tan et al., 2025)."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ class EATAC(Adapter):
     selected samples and learns to agree (L_c). Where both predict the same class its entropy falls, elsewhere it rises.
 
     The defaults are the paper's for ResNet-50; `EATAC.preset("vit-base", net, …)` has those for other networks.
+
+    Paper: https://arxiv.org/abs/2403.11491
 
     >>> import acclimate, torch
     >>> from acclimate.bench.own_networks import SmallResNet
@@ -185,6 +187,8 @@ class ConsistencyOptions(Selecting, total=False):
 
 class ETAC(EATAC):
     """EATA-C without the Fisher regulariser: min_θ S_c(x)·(L_c(x) + α·C(x)·H(x; θ_sub)). Needs no source images.
+
+    Paper: https://arxiv.org/abs/2403.11491
 
     >>> import acclimate, torch
     >>> from acclimate.bench.own_networks import SmallResNet

@@ -1,4 +1,4 @@
-"""MEMO: many views of one image, one step, and back (Zhang et al., 2022, arXiv:2110.09506)."""
+"""MEMO: many views of one image, one step, and back (Zhang et al., 2022)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ __all__ = ["MEMO"]
 
 class MEMO(Adapter):
     """min_θ H(mean_k p(x_k)) over K augmented views of a single image x, then predict x; each image starts afresh.
+
+    Paper: https://arxiv.org/abs/2110.09506
 
     >>> import acclimate, torch
     >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 3))

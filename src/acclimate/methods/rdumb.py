@@ -1,4 +1,4 @@
-"""RDumb: ETA that starts over at regular intervals (Press et al., 2023, arXiv:2306.05401)."""
+"""RDumb: ETA that starts over at regular intervals (Press et al., 2023)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ __all__ = ["RDumb"]
 
 class RDumb(ETA):
     """min_θ S(x)·H(x) (Eq. 2), and back to the source every `every` batches.
+
+    Paper: https://arxiv.org/abs/2306.05401
 
     >>> import acclimate, torch
     >>> model = acclimate.RDumb(torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 3)), every=100)

@@ -1,4 +1,4 @@
-"""ROID: weighting by certainty and diversity, weight ensembling (Marsden et al., 2024, arXiv:2306.00650)."""
+"""ROID: weighting by certainty and diversity, weight ensembling (Marsden et al., 2024)."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class ROID(Adapter):
 
     Diverse predictions are kept, d = minmax(1 − cos(m, p)) ≥ mean(d), with weight w = exp(d·minmax(−H)/T); m is the
     moving average of all predictions.
+
+    Paper: https://arxiv.org/abs/2306.00650
 
     >>> import acclimate, torch
     >>> net = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(192, 3))

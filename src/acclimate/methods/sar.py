@@ -1,4 +1,4 @@
-"""SAR: reliable entropy minimisation towards flat minima (Niu et al., 2023, arXiv:2302.12400)."""
+"""SAR: reliable entropy minimisation towards flat minima (Niu et al., 2023)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ class SAR(Adapter):
     """min_θ max_{‖δ‖ ≤ ρ} mean_R H(θ + δ), over the reliable samples R = {H < E0}.
 
     Where the moving average e of the loss falls below `floor`, the network has collapsed and starts over.
+
+    Paper: https://arxiv.org/abs/2302.12400
 
     >>> import acclimate, torch
     >>> model = acclimate.SAR(torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 3)), lr=1e-3)

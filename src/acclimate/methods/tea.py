@@ -1,4 +1,4 @@
-"""TEA: the classifier as an energy-based model of the images it meets (Yuan et al., 2024, arXiv:2311.14402)."""
+"""TEA: the classifier as an energy-based model of the images it meets (Yuan et al., 2024)."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class TEA(Adapter):
 
     Fake images are sampled from the model itself: images from a replay buffer take `steps` steps of Langevin dynamics,
     x ← x + step_size·∇g(x) + noise·N(0, 1), and are written back.
+
+    Paper: https://arxiv.org/abs/2311.14402
 
     >>> import acclimate, torch
     >>> net = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Flatten(), torch.nn.Linear(192, 3))

@@ -1,4 +1,4 @@
-"""Tent: entropy minimisation (Wang et al., 2021, arXiv:2006.10726)."""
+"""Tent: entropy minimisation (Wang et al., 2021)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ __all__ = ["Tent"]
 
 class Tent(Adapter):
     """min_θ mean_b H(p_b): one step per batch, on every sample. It may collapse on a long stream.
+
+    Paper: https://arxiv.org/abs/2006.10726
 
     >>> import acclimate, torch
     >>> model = acclimate.Tent(torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 3)), lr=1e-3)
