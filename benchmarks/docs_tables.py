@@ -23,9 +23,9 @@ from acclimate.bench.result import Result
 from acclimate.bench.result_folder import read_results
 from acclimate.bench.tables import Table, as_markdown, mean_and_deviation, paper_table, summary_table
 from acclimate.methods import METHODS
+from acclimate.paper.numbers import Numbers
 from acclimate.paper.published import PaperRow, legend, paper_rows, paper_table_of
 from acclimate.paper.recipes import RECIPES
-from acclimate.paper.reproduce import Numbers
 
 from . import corruptions, loading, methods, overheads, precision, segmentation, steps, subnetworks
 from .command import RESULTS, read

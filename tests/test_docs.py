@@ -13,8 +13,8 @@ from acclimate.bench.networks import load_network
 from acclimate.bench.own_networks import digits_resnet
 from acclimate.bench.result_folder import read_results
 from acclimate.data.digits import load_digits
+from acclimate.paper.numbers import Numbers
 from acclimate.paper.recipes import RECIPES
-from acclimate.paper.reproduce import Numbers
 from benchmarks import docs_tables, loading, methods
 
 ROOT = Path(__file__).parents[1]

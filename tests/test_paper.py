@@ -26,8 +26,9 @@ from acclimate.data import DataError, open_suite
 from acclimate.data.cifar import CIFARC
 from acclimate.data.on_the_fly import Corrupted
 from acclimate.paper import studies
+from acclimate.paper.numbers import Case, Numbers, Recipe, join
 from acclimate.paper.recipes import RECIPES
-from acclimate.paper.reproduce import Case, Numbers, Recipe, _start_process, join, reproduce, show, side_by_side
+from acclimate.paper.reproduce import _start_process, reproduce, show, side_by_side
 from acclimate.paper.scales import SCALES, Scale
 from benchmarks import docs_tables
 

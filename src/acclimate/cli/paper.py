@@ -19,7 +19,7 @@ from .options import plan_options
 from .terminal import console, duration, one_line_errors, progress_bars, repeatable, say
 
 if TYPE_CHECKING:  # drawing libraries are imported only by commands that need them
-    from ..paper.reproduce import Case, Recipe, Tick
+    from ..paper.numbers import Case, Recipe, Tick
     from ..paper.scales import Scale
 
 paper = typer.Typer(help="The paper's tables and figures: list them, and run them at any scale.", no_args_is_help=True)
@@ -125,8 +125,9 @@ def join_files(
     out: Annotated[Path, typer.Option(help="Folder for the tables, the figures and the joined file.")],
 ) -> None:
     """Join what was measured apart, such as methods on several machines, into one table; later files count more."""
+    from ..paper.numbers import join
     from ..paper.recipes import RECIPES
-    from ..paper.reproduce import join, show
+    from ..paper.reproduce import show
 
     with one_line_errors("cannot join"):
         whole = join(files)

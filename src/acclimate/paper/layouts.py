@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from ..bench.figures import COLOURS, STYLE, examples, reliability
 from ..bench.result import Result
 from ..bench.tables import mean_and_deviation, paper_table
+from .numbers import Case, Shown
 from .published import with_paper
-from .reproduce import Case, Shown
 
 __all__ = [
     "boundaries",

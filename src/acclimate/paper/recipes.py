@@ -24,7 +24,7 @@ from .layouts import (
     sweep,
     whole_table,
 )
-from .reproduce import Case, Measure, Recipe
+from .numbers import Case, Measure, Recipe
 from .scales import SCALES, Kind, Scale
 
 __all__ = ["RECIPES"]

@@ -1,175 +1,34 @@
-"""Carry out a recipe: measure its cases, write numbers, tables and figures, and join numbers that were measured apart.
+"""Carry out a recipe: measure its cases, and write numbers, tables and figures.
 
-A recipe names cases: plans, each with its place in a table or figure. Each case has a folder of results, so a stopped
-recipe resumes. The numbers of all cases go into one file, from which tables and figures can be made again.
+Each case has a folder of results, so a stopped recipe resumes.
 """
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import matplotlib as mpl
 import torch
 from matplotlib.figure import Figure
 
-from ..bench.plan import PROTOCOL, Job, Plan, PlanError
+from ..bench.plan import Job, PlanError
 from ..bench.result import Result
 from ..bench.run import Run
 from ..bench.stream import SampledDomain
 from ..bench.tables import FORMATS, Table
-from ..core.adapter import Adapter
 from ..data.corruptions import BENCHMARK
-from ..files import json_lines, write_text
+from ..files import write_text
 from ..methods import METHODS
+from .numbers import Case, Measure, Numbers, Recipe, Tick
 from .published import legend, paper_table_of
 from .scales import Scale
 
-__all__ = ["Case", "Measure", "Numbers", "Recipe", "Shown", "Tick", "join", "reproduce", "show", "side_by_side"]
-
-Tick: TypeAlias = Callable[[str], None]
-"""Called after each batch with a short note."""
-Measure: TypeAlias = Callable[[Adapter, SampledDomain, Tick], dict[str, Any]]
-"""A measurement other than accuracy along a stream, on one domain; returns plain data."""
-Shown: TypeAlias = tuple[dict[str, Table], dict[str, Figure]]
-"""Tables and figures, by the suffix of their files' names."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """A plan and its place: a row (a line of a figure), a column (a group of them), a number on an axis."""
-
-    row: str
-    plan: Plan
-    column: str = ""
-    x: float | None = None
-    measure: Measure | None = None
-    times: float = 1
-    """How often it reads its images, roughly."""
-    home: str = ""
-    """The recipe that holds its folder, where several recipes share a case; its own if empty."""
-    results: Sequence[Result] = ()
-    """One per method and seed, once it ran."""
-
-    @property
-    def name(self) -> str:
-        """Name of its folder."""
-        parts = [self.row, self.column, "" if self.x is None else f"{self.x:g}"]
-        return re.sub(r"[^\w.+-]+", "-", " ".join(part for part in parts if part)).strip("-").lower()
-
-    @property
-    def place(self) -> tuple[str, str, float | None]:
-        """Its place in a table or figure."""
-        return self.row, self.column, self.x
-
-    def due(self, scale: Scale) -> list[Job]:
-        """Return the jobs to measure at a scale, where they are not there yet."""
-        if scale.within and self.plan.model not in [scale.networks[kind] for kind in scale.within]:
-            return []
-        return [job for job in self.plan.jobs() if not scale.only or job.method in scale.only]
-
-    def folder(self, out: Path, recipe: str) -> Path:
-        """Return the folder of its results."""
-        return out / (self.home or recipe) / self.name
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A table or a figure of the paper."""
-
-    name: str
-    title: str
-    cases: Callable[[Scale], Iterable[Case]]
-    show: Callable[[Sequence[Case]], Shown]
-    note: str = ""
-    """A caveat: where the paper is unclear, or ours differs."""
-
-    def plans(self, scale: Scale) -> list[Case]:
-        """Return its cases at a scale, each with a name of its own."""
-        cases = [*self.cases(scale)]
-        if len({case.name for case in cases}) != len(cases):
-            raise ValueError(f"{self.name}: two cases have one name")
-        return cases
-
-
-# The file of numbers
-
-_NAMES = {method.__name__: name for name, method in METHODS.items()}
-_LEFT_OUT = {"model", "protocol", "arguments", "done", "source_accuracy"}
-"""Fields of a result that its case's plan, or the result of the source network, has."""
-_DETAILS = {"in_graph", "adaptive_ece", "nll", "brier", "aurc", "process_memory", "iou"}
-"""Fields of a domain that no table or figure shows; the folder of the case has them."""
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """The numbers of a recipe."""
-
-    recipe: str
-    title: str
-    scale: str
-    command: str
-    cases: Sequence[Case]
-
-    @property
-    def origins(self) -> list[dict[str, Any]]:
-        """Versions, device and commit of the results, each once."""
-        texts = dict.fromkeys(json.dumps(result.origin) for case in self.cases for result in case.results)
-        return [json.loads(text) for text in texts]
-
-    def text(self) -> str:
-        """Return the content of its file: compact results, plans without default values, each origin once."""
-        origins, cases = self.origins, []
-        for case in self.cases:
-            plan, usual = case.plan.as_dict(), Plan(data=case.plan.data).as_dict()
-            plan = {name: value for name, value in plan.items() if value != usual[name] or name == "data"}
-            results = []
-            for result in case.results:
-                stored = {name: value for name, value in result.compact().items() if name not in _LEFT_OUT}
-                stored["domains"] = {name: v for name, v in stored["domains"].items() if name not in _DETAILS}
-                results.append({**stored, "origin": origins.index(result.origin)})
-            cases.append({"row": case.row, "column": case.column, "x": case.x, "plan": plan, "results": results})
-        head = {name: getattr(self, name) for name in ("recipe", "title", "scale", "command")}
-        return json_lines({**head, "origins": origins, "cases": cases}, depth=4)
-
-    @classmethod
-    def parse(cls, text: str) -> Numbers:
-        """Read the content of a file."""
-        content = json.loads(text)
-        cases = []
-        for stored in content["cases"]:
-            plan, results = Plan.from_dict(stored["plan"]), []
-            for each in stored["results"]:
-                known = {"model": plan.model, "protocol": plan.protocol, "done": True}
-                known["arguments"] = plan.arguments(Job(_NAMES[each["method"]], each["seed"]))
-                results.append(Result.from_dict({**each, **known, "origin": content["origins"][each["origin"]]}))
-                if not results[-1].domains and results[-1].measured is None:
-                    raise ValueError(f"{each['method']} has no numbers")
-            cases.append(Case(stored["row"], plan, stored["column"], stored["x"], results=results))
-        return cls(content["recipe"], content["title"], content["scale"], content["command"], cases)
-
-    @classmethod
-    def read(cls, file: Path) -> Numbers:
-        """Read a file, or raise an error that names it."""
-        try:
-            numbers = cls.parse(file.read_text())
-        except IsADirectoryError as error:
-            raise PlanError(f"{file} is a folder: name the file of numbers in it, such as lifelong.json") from error
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise PlanError(f"{file} is damaged, or holds no numbers of a recipe ({error!r})") from error
-        if not numbers.cases:
-            raise PlanError(f"{file} is damaged, or holds no numbers of a recipe (it has no case)")
-        return numbers
-
-
-# Measuring
+__all__ = ["reproduce", "show", "side_by_side"]
 
 
 def reproduce(
@@ -262,9 +121,6 @@ def _measure(measure: Measure, run: Run, job: Job, tick: Tick) -> Result:
     return result
 
 
-# Showing
-
-
 def show(recipe: Recipe, numbers: Numbers, out: Path) -> list[Path]:
     """Write the file of numbers, and the tables and figures that it gives; return their paths."""
     weights: dict[str, set[str | None]] = {}
@@ -296,65 +152,3 @@ def _written(name: str, tables: Mapping[str, Table], figures: Mapping[str, Figur
         with mpl.rc_context({"svg.hashsalt": name}):  # the same numbers give the same file
             figure.savefig(file, metadata={"Date": None})
         yield file
-
-
-# Joining
-
-
-def join(files: Sequence[Path]) -> Numbers:
-    """Join files of one recipe, such as methods measured apart; where two files overlap, the later one counts."""
-    every = [Numbers.read(file) for file in files]
-    for what in ("recipe", "scale"):
-        if len(values := {getattr(numbers, what) for numbers in every}) > 1:
-            raise PlanError(f"these are files of two {what}s, {' and '.join(sorted(values))}: join those of one")
-    places: dict[Any, dict[tuple[str, int], tuple[Case, Result]]] = {}
-    for case in (case for numbers in every for case in numbers.cases):
-        own = places.setdefault(case.place, {})
-        for before, _ in own.values():
-            _check_protocol(before, case)
-        for result in case.results:
-            own.pop((result.method, result.seed), None)
-            own[result.method, result.seed] = case, result
-    command = " && ".join(dict.fromkeys(numbers.command for numbers in every))
-    return replace(every[-1], command=command, cases=[case for own in places.values() for case in _by_plan(own)])
-
-
-def _check_protocol(one: Case, other: Case) -> None:
-    theirs, mine = _compared(one.plan), _compared(other.plan)
-    for name in ("model", "preset", *PROTOCOL):
-        if theirs[name] != mine[name]:
-            values = f"{name} is {theirs[name]!r} and {mine[name]!r}"
-            raise PlanError(f"{one.row} was measured in two ways: {values}")
-
-
-def _compared(plan: Plan) -> dict[str, Any]:
-    """Return a plan's fields, with the data's kind but not its path."""
-    return {**plan.as_dict(), "data": plan.data.rpartition(":")[0] or plan.data}
-
-
-_MAY_DIFFER = ("methods", "seeds", "device", "workers", "cache")
-"""Fields of a plan that may differ between files; devices are compared by their names in the origins."""
-
-
-def _by_plan(place: Mapping[tuple[str, int], tuple[Case, Result]]) -> Iterator[Case]:
-    """Yield one case per plan; all seeds of a method must have one plan, one kind of device and one torch."""
-    plans: dict[str, list[tuple[Case, Result]]] = {}
-    ways: dict[str, set[tuple[str, ...]]] = {}
-    for case, result in place.values():
-        plan = json.dumps({name: value for name, value in _compared(case.plan).items() if name not in _MAY_DIFFER})
-        plans.setdefault(plan, []).append((case, result))
-        way = (plan, *(str(result.origin.get(what)) for what in ("device", "torch")))
-        ways.setdefault(result.method, set()).add(way)
-    if mixed := [method for method, own in ways.items() if len(own) > 1]:
-        raise PlanError(
-            f"seeds of {', '.join(mixed)} were measured in two ways, such as with two engines, devices or versions of "
-            "torch: do not average them"
-        )
-    for pairs in plans.values():
-        last = pairs[-1][0]
-        methods, seeds = (
-            tuple(dict.fromkeys(value for case, _ in pairs for value in getattr(case.plan, name)))
-            for name in ("methods", "seeds")
-        )
-        plan_of_all = replace(last.plan, methods=methods, seeds=seeds)
-        yield replace(last, plan=plan_of_all, results=[result for _, result in pairs])

@@ -21,7 +21,7 @@ from ..core.adapter import Adapter
 from ..functional import entropy
 from ..methods import EATAC
 from ..parts.subnetwork import subnetwork
-from .reproduce import Tick
+from .numbers import Tick
 
 __all__ = ["boundary", "divergence", "entropy_share", "held_out", "indicator", "selected", "several_steps"]
 
