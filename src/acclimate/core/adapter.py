@@ -212,7 +212,14 @@ class Adapter(nn.Module, ABC):
 
     def load(self, path: str | Path) -> None:
         """Continue from a saved state. A file of another model, method or version, or a damaged one, raises."""
-        self.restore(self.state.read(path, call_text(self, Adapter, engine=False)))
+        snapshot, call = self.state.read(path)
+        own = call_text(self, Adapter, engine=False)
+        self.restore(snapshot)
+        if call != own:
+            warnings.warn(
+                f"{path} was saved by {call} and continues as {own}, with the optimizer's settings from the file",
+                stacklevel=2,
+            )
 
     def settle(self, *, discard: bool = False) -> None:
         """Raise the deferred error of an earlier batch; `discard=True` drops it."""

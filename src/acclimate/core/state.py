@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -93,15 +92,9 @@ class State:
         """Write a snapshot to a file, with the call that makes the adapter."""
         state_file.write(path, snapshot, method=self.method, call=call, model=self.fingerprint())
 
-    def read(self, path: str | Path, call: str) -> Snapshot:
-        """Return the snapshot in a file; warn where an adapter made by another call has saved it."""
-        snapshot, theirs = state_file.read(path, method=self.method, model=self.fingerprint())
-        if theirs != call:
-            warnings.warn(
-                f"{path} was saved by {theirs} and continues as {call}, with the optimizer's settings from the file",
-                stacklevel=3,
-            )
-        return snapshot
+    def read(self, path: str | Path) -> tuple[Snapshot, str]:
+        """Return the snapshot in a file, and the call that makes the adapter that saved it."""
+        return state_file.read(path, method=self.method, model=self.fingerprint())
 
     def fingerprint(self) -> str:
         """Return a hash of the network as it was before any adaptation."""
