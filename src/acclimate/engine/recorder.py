@@ -210,7 +210,7 @@ class Recorder:
 class RecordedStep:
     """A recorded step for one shape of batch: a first capture, and one per number of kept rows.
 
-    The first step with a number of rows runs live, so that everything is compiled; the second is recorded.
+    For each number of rows, the first step runs live, so that everything is compiled; the second is recorded.
     """
 
     def __init__(self, recorder: Recorder, adapt: Adapt, x: Tensor) -> None:
