@@ -72,7 +72,7 @@ class Step:
         return replace(self, **{f.name: _copy(getattr(self, f.name)) for f in fields(self)})
 
     def reject(self, sound: Tensor) -> None:
-        """Set the counts to zero if the batch was rejected on the device."""
+        """Count no forward pass if the batch was rejected on the device."""
         self.forwards = self.forwards * sound.all()
 
     def assess(self, opinions: Uncertainty, counts: Tensor | None) -> None:

@@ -52,8 +52,8 @@ class EATAC(Adapter):
         weight: the weight of the consistency loss; 0 leaves it out.
         fisher: how the importance is estimated (see `EATA`).
         divergence: `"forward"`, KL(ŷ_fuse ‖ ŷ_sub), or `"reverse"`, KL(ŷ_sub ‖ ŷ_fuse) (see `functional.consistency`).
-        schedule: how the drop ratio grows over the blocks: `"linear"` or `"uniform"`.
-        per: sample one sub-network per `"sample"`, or one per `"batch"`; then dropped blocks are not run.
+        schedule: how the drop ratio is spread over the blocks: `"linear"` or `"uniform"`.
+        per: sample one sub-network per `"sample"`, or one per `"batch"`, which does not run dropped blocks.
         branches: names of residual branches, for an unknown network; or `blocks` (see `subnetwork`).
         blocks: names of modules that return x + f(x).
         select: another S_c(x) instead of `Reliable(margin, weighted=False) * NonRedundant(epsilon)` (see `EATA`).
