@@ -26,7 +26,7 @@ def command(about: str | None) -> argparse.ArgumentParser:
     warnings.simplefilter("ignore", DeprecationWarning)
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--out", type=Path, default=RESULTS, help="a folder")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the result file")
     return parser
 
 

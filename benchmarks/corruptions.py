@@ -128,7 +128,7 @@ def table(gpu: dict[str, Any], cpu: dict[str, Any]) -> Table:
 def main() -> None:
     """Measure, print and write."""
     parser = command(__doc__)
-    parser.add_argument("--digits", type=int, default=300, help="for the fidelity; 0 skips it")
+    parser.add_argument("--digits", type=int, default=300, help="number of digits for the fidelity; 0 skips it")
     parser.add_argument("--size", type=int, default=224, help="image size for the throughput")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--singles", type=int, default=8, help="images for timing the reference")

@@ -151,7 +151,7 @@ def main() -> None:
     """Measure, print and write."""
     parser = command(__doc__)
     parser.add_argument("--images", type=int, default=1024, help="files of each kind")
-    parser.add_argument("--batches", type=int, default=100, help="in each of the three timed windows")
+    parser.add_argument("--batches", type=int, default=100, help="batches in each of the three timed windows")
     arguments = parser.parse_args()
     found = measure(arguments.device, arguments.images, arguments.batches)
     write("loading", arguments, {"seed": 0, **found})

@@ -81,7 +81,7 @@ def measure(method: str, network: str, x: Tensor, engine: str, repeats: int) -> 
 
 
 def table(content: dict[str, Any]) -> Table:
-    """Return seconds for 50,000 images and peak memory in eager PyTorch, beside the paper's, which are on an A100."""
+    """Return seconds for 50,000 images and peak memory in eager PyTorch, with the paper's, which are on an A100."""
     rows = {(row["network"], row["method"]): row for row in content["rows"] if row["engine"] == "eager"}
     networks, methods = ([*dict.fromkeys(key[place] for key in rows)] for place in (0, 1))
     header, theirs = paper_table_of("efficiency") or ([], [])

@@ -75,7 +75,7 @@ def first_call(name: str, device: str) -> float:
 
 
 def start_up(name: str, device: str) -> dict[str, float]:
-    """With an empty cache, and then with what the first process left there."""
+    """Return the seconds with an empty cache, then with the cache that the first process filled."""
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
         program = f"from benchmarks.overheads import first_call; print(first_call({name!r}, {device!r}))"

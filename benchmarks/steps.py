@@ -405,11 +405,13 @@ def main() -> None:
     """Measure, print and write."""
     parser = command(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=8, help="timed together in each repeat")
+    parser.add_argument("--steps", type=int, default=8, help="steps that are timed together in each repeat")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--only", nargs="*", default=[""], help="networks, by a part of their name")
     parser.add_argument("--precisions", nargs="*", help="precisions of the compiled engine")
-    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="keep the others from the file")
+    parser.add_argument(
+        "--parts", nargs="*", choices=PARTS, default=PARTS, help="measure these; keep the others from the file"
+    )
     arguments = parser.parse_args()
     device, repeats, steps = arguments.device, arguments.repeats, arguments.steps
     precisions = arguments.precisions or (["fp32", "bf16"] if device == "cuda" else ["fp32"])

@@ -139,7 +139,7 @@ def test_every_norm_layer_adapts(layer: nn.Module) -> None:
     assert set(norm_parameters(model)) == {f"1.{name}" for name, _ in layer.named_parameters()}
 
 
-def test_what_only_sounds_like_a_norm_does_not() -> None:
+def test_layers_with_norm_only_in_their_name_do_not_adapt() -> None:
     class SpectralNormConv(nn.Conv2d):
         pass
 

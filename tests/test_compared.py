@@ -160,7 +160,7 @@ def test_roid_returns_what_prior_says() -> None:
     assert logits["released"].softmax(1).amax(1).mean() < 0.5 * logits["log"].softmax(1).amax(1).mean()
 
 
-def test_roid_goes_all_the_way_back_with_momentum_nought() -> None:
+def test_roid_with_momentum_zero_returns_to_the_source() -> None:
     adapter = ROID(make("bn"), lr=LR, momentum=0.0)
     before = copied(adapter.model)
     adapter(stream()[0])
@@ -171,7 +171,7 @@ def test_roid_goes_all_the_way_back_with_momentum_nought() -> None:
 
 
 @pytest.mark.parametrize("family", [*CLASSIFIERS, "seg"])
-def test_rdumb_is_eta_anew_every_so_many_batches(family: str) -> None:
+def test_rdumb_is_a_new_eta_every_so_many_batches(family: str) -> None:
     adapter = RDumb(make(family).double(), lr=LR, every=2)
     ours = [adapter(x) for x in BATCHES]
     theirs = []
@@ -405,7 +405,7 @@ def test_tea_resets_its_buffer() -> None:
     assert adapter.replay.nbytes == 0
 
 
-def test_tea_tells_of_a_network_that_diverged() -> None:
+def test_tea_raises_if_the_network_has_diverged() -> None:
     adapter = TEA(make("ln"), lr=1e38, steps=1)
     with pytest.raises(ValueError, match="NaN or infinite logits after its update: it has diverged"):
         adapter(stream()[0])
@@ -471,7 +471,7 @@ def test_a_reset_in_the_middle_starts_the_stream_again(name: str) -> None:
     ("change", "told"),
     [(lambda x: (x - 0.5) / 0.25, "they look normalised"), (lambda x: 255 * x, "divide them by 255")],
 )
-def test_a_wrong_range_is_told_and_changes_nothing(name: str, change, told: str) -> None:
+def test_images_in_a_wrong_range_are_rejected_and_change_nothing(name: str, change, told: str) -> None:
     adapter = ALL[name](lr=1e-2)
     adapter(stream()[0])
     before = adapter.snapshot()
@@ -571,7 +571,7 @@ def test_presets_of_the_compared_methods() -> None:
         (lambda m: TEA(m, buffer=0), "at least one image"),
     ],
 )
-def test_wrong_arguments_are_told_at_once(make_adapter, message: str) -> None:
+def test_wrong_arguments_raise_at_once(make_adapter, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_adapter(make("bn"))
 

@@ -95,7 +95,7 @@ def test_compiled_passes_do_what_eager_ones_do(name: str, family: str) -> None:
 @pytest.mark.parametrize(
     ("name", "family"), [("tent", "bn"), ("eta", "ln"), ("eta", "gn"), ("eta-c", "bn"), ("dat", "seg")]
 )
-def test_and_so_do_those_of_inductor(name: str, family: str) -> None:
+def test_passes_compiled_by_inductor_do_what_eager_ones_do(name: str, family: str) -> None:
     ours = adapter_of(name, family, engine=COMPILED)
     sizes = batches() if (name, family) in (("tent", "bn"), ("eta", "ln")) else batches()[:2]
     agree(ours, adapter_of(name, family), sizes)
@@ -156,7 +156,7 @@ def test_a_selective_backward_runs_on_the_kept_rows_alone() -> None:
 
 @pytest.mark.usefixtures("without_code")
 @pytest.mark.parametrize("family", ["bn", "seg"])
-def test_detached_statistics_untie_the_rows(family: str) -> None:
+def test_detached_statistics_make_rows_independent(family: str) -> None:
     """BatchNorm by the batch's statistics, without gradients through them: sparse, masked and replay agree."""
     options = {"detach_statistics": True, "lr": LR}
     agree(
@@ -171,7 +171,7 @@ def test_detached_statistics_untie_the_rows(family: str) -> None:
 
 
 @pytest.mark.usefixtures("without_code")
-def test_sparse_where_batchnorm_ties_the_rows_is_dense_and_says_so() -> None:
+def test_sparse_with_batch_statistics_is_dense_and_warns() -> None:
     with pytest.warns(UserWarning, match="detach_statistics=True"):
         ours = ETA(make("bn").double(), strategy="sparse", lr=LR)
     agree(ours, ETA(make("bn").double(), lr=LR), batches())
@@ -289,7 +289,7 @@ def test_auto_chooses_for_the_network_and_the_method() -> None:
         ({"engine": Engine(graphs=True)}, "records CUDA graphs, and the model is on cpu"),
     ],
 )
-def test_engines_that_are_none(options: dict[str, Any], words: str) -> None:
+def test_invalid_engines_raise(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Tent(make("ln"), **options)
 
@@ -358,7 +358,7 @@ def test_tf32_is_asked_for_inside_a_step_alone() -> None:
     assert torch.backends.cuda.matmul.fp32_precision == before
 
 
-def test_a_state_of_another_engine_is_taken_without_a_word(tmp_path: Path) -> None:
+def test_a_state_of_another_engine_loads_without_a_warning(tmp_path: Path) -> None:
     saved = Tent(make("ln"), precision="bf16", lr=LR)
     saved(stream()[0])
     saved.save(tmp_path / "state.safetensors")
@@ -513,7 +513,7 @@ def test_recorded_steps_do_what_plain_ones_do(name: str, family: str, compiled: 
 @pytest.mark.parametrize("family", ["bn", "ln"])
 @pytest.mark.parametrize("name", ["tea", "memo", "cotta"])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_recorded_pieces_do_what_plain_ones_do(name: str, family: str, compiled: bool) -> None:
+def test_recorded_functions_do_what_eager_ones_do(name: str, family: str, compiled: bool) -> None:
     """Of steps that ask the host something in between; also after a reset, and with another learning rate."""
     more = {"threshold": 2.0} if name == "cotta" else {}  # it makes views of every batch
     xs = [x.cuda() for x in [*(y.double() for y in stream(5)), *batches()]]
@@ -564,7 +564,7 @@ def test_a_recorded_step_that_keeps_nothing_changes_nothing(name: str, family: s
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("name", "family"), [("tent", "bn"), ("eata", "bn"), ("eata", "ln"), ("eata-c", "bn")])
-def test_a_recorded_step_refuses_nan_and_goes_on_as_if_it_had_not_come(name: str, family: str) -> None:
+def test_a_recorded_step_rejects_nan_and_continues_unchanged(name: str, family: str) -> None:
     """Told at once where the host reads a count anyway; else with a later call, which no step waits for."""
     xs = [x.double().cuda() for x in stream(8)]
     ours = adapter_of(name, family, "cuda", engine=Engine(compiled=True, graphs=True))
@@ -587,7 +587,7 @@ def test_a_recorded_step_refuses_nan_and_goes_on_as_if_it_had_not_come(name: str
 
 
 @pytest.mark.gpu
-def test_a_refusal_is_told_by_a_snapshot_too() -> None:
+def test_a_snapshot_raises_the_deferred_error() -> None:
     adapter = Tent(make("bn").cuda(), engine=Engine(graphs=True), lr=LR)
     for x in stream(4):
         adapter(x.cuda())
@@ -645,7 +645,7 @@ def test_a_changed_learning_rate_is_noticed() -> None:
 
 
 @pytest.mark.gpu
-def test_an_optimizer_that_cannot_be_recorded_is_told() -> None:
+def test_an_optimizer_that_cannot_be_recorded_warns() -> None:
     adapter = Tent(make("ln").cuda(), engine=Engine(graphs=True), optimizer=partial(torch.optim.Adam, lr=LR))
     with pytest.warns(UserWarning, match="Adam cannot skip a step"):  # noqa: PT031
         for x in stream(4):
@@ -687,7 +687,7 @@ def test_auto_in_bfloat16_stays_near_single_precision(name: str, network: str) -
     ("asked", "fits"),
     [("n < 16", True), ("n != 3", True), ("n == 13", False), ("n % 13 == 0", False), ("n * 2**27 < 2**31", False)],
 )
-def test_code_for_some_numbers_of_rows_is_refused(asked: str, fits: bool) -> None:
+def test_code_that_is_valid_for_some_numbers_of_rows_only_is_rejected(asked: str, fits: bool) -> None:
     """What a compiler asked of an example must be so for all, or make no difference to what comes out."""
     from torch._dynamo.source import ConstantSource
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -707,7 +707,7 @@ def test_code_for_some_numbers_of_rows_is_refused(asked: str, fits: bool) -> Non
             _holds_for_any(symbol, env, range(2, 65))
 
 
-def test_rows_are_compiled_with_a_number_like_no_other() -> None:
+def test_the_example_number_of_rows_equals_no_other_size() -> None:
     from acclimate.engine.selective import _unlike
 
     assert _unlike(3, [torch.zeros(8, 3, 22), torch.zeros(13)]) == 12

@@ -146,7 +146,7 @@ def test_a_class_that_the_model_does_not_have() -> None:
         Tent(make("bn"), classes=[0, 12])(stream()[0])
 
 
-def test_no_module_and_inference_mode() -> None:
+def test_the_model_must_be_a_module_outside_inference_mode() -> None:
     with pytest.raises(TypeError, match="expected a torch.nn.Module, got function"):
         Source(lambda x: x)
     with torch.inference_mode(), pytest.raises(RuntimeError, match="outside torch.inference_mode"):
@@ -166,7 +166,7 @@ def test_last_before_the_first_batch() -> None:
         _ = Tent(make("bn")).last
 
 
-def test_a_single_value_a_channel_falls_back_to_source_statistics() -> None:
+def test_one_value_per_channel_falls_back_to_source_statistics() -> None:
     """A batch of one through BatchNorm1d has no variance: torch refuses it, we do not."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
     for strategy in ("masked", "replay", "replay-subset"):
@@ -207,7 +207,7 @@ def test_reset_takes_back_what_another_adapter_of_the_network_sees() -> None:
     assert torch.equal(second(x), clean)
 
 
-def test_a_rate_is_of_the_window_not_of_each_batch() -> None:
+def test_the_alarm_uses_the_rate_of_the_window_not_of_each_batch() -> None:
     """One sample in forty batches of 64 is 0.04 %, though that one batch kept more than 1 %."""
     select = Reliable()
     one, none = torch.zeros(2, 64, dtype=torch.bool)

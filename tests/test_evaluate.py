@@ -93,7 +93,7 @@ def test_the_other_metrics_by_their_definitions() -> None:
     assert meter.adaptive_ece == pytest.approx(adaptive, rel=5e-3)
 
 
-def test_metrics_of_the_certain() -> None:
+def test_metrics_of_very_confident_predictions() -> None:
     """Predictions in the last bin of confidence are still distinguished, and metrics finite."""
     z = torch.tensor([[40.0, 0.0], [60.0, 0.0], [50.0, 0.0], [45.0, 0.0]])
     meter = Meter()

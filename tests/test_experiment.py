@@ -57,7 +57,7 @@ def carry_out(plan: Plan, out: Path) -> dict[str, Any]:
     return {path.name: numbers(json.loads(path.read_text())) for path in sorted(out.glob("*-seed*.json"))}
 
 
-def test_results_are_written_as_they_come(tmp_path: Path) -> None:
+def test_results_are_written_per_method_and_seed(tmp_path: Path) -> None:
     found = carry_out(plan(seeds=(0, 1)), tmp_path)
     assert list(found) == ["source-seed0.json", "source-seed1.json", "tent-seed0.json", "tent-seed1.json"]
     first = found["tent-seed0.json"]
@@ -73,7 +73,7 @@ def test_results_are_written_as_they_come(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*")), "no temporary file is left"
 
 
-def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+def test_finished_runs_are_not_repeated(tmp_path: Path) -> None:
     carry_out(plan(), tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*-seed*.json")}
     run = Run(plan(methods=("source", "tent", "eta")), tmp_path)
@@ -189,7 +189,7 @@ def test_another_plan_is_not_mixed_in(tmp_path: Path) -> None:
         ({"severity": 6}, "severity=6: expected a number from 1 to 5"),
     ],
 )
-def test_plans_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+def test_invalid_plans_raise(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         plan(**changes)
 
@@ -228,7 +228,7 @@ def test_half_precision_runs(tmp_path: Path) -> None:
     assert all(0 <= result["summary"]["accuracy"] <= 1 for result in found.values())
 
 
-def test_a_report_minds_its_own_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_ignores_a_plan_outside_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     carry_out(plan(methods=("eata",)), tmp_path / "run")
     (tmp_path / "plan.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
@@ -437,7 +437,7 @@ def test_transformers_networks_from_a_folder(tmp_path: Path) -> None:
         load_network(f"hf:{tmp_path / 'nothing'}")
 
 
-def test_networks_of_ones_own(tmp_path: Path) -> None:
+def test_networks_from_the_users_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "from acclimate.bench.own_networks import digits_resnet\n"

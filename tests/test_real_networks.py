@@ -108,7 +108,7 @@ def changed(before: dict[str, Tensor], adapter: Adapter) -> set[str]:
 
 
 @pytest.mark.parametrize(("network", "method"), CASES)
-def test_adapts_and_goes_back(network: str, method: type, tmp_path: Path) -> None:
+def test_adapts_and_resets(network: str, method: type, tmp_path: Path) -> None:
     adapter, stream = wrapped(network, method)
     source = weights(adapter)
     first = [adapter(x) for x in stream]

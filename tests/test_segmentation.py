@@ -108,7 +108,7 @@ def test_dat_halves_its_rate_each_round_and_starts_a_domain_anew() -> None:
     assert "lr=0.01" in repr(adapter)
 
 
-def test_views_that_cannot_be_are_refused() -> None:
+def test_invalid_ratios_of_views_raise() -> None:
     for method in (CoTTA, DAT):
         with pytest.raises(ValueError, match="ratios="):
             method(Coarse(), ratios=(0.0, 1.0))
@@ -201,7 +201,7 @@ def test_scores_are_taken_at_the_labels_resolution_without_ignored_pixels() -> N
     assert scores.as_dict()["iou"] == [1.0, 1.0]
 
 
-def test_a_segmenter_is_told_by_its_miou() -> None:
+def test_the_score_of_a_segmenter_is_its_miou() -> None:
     x, y = stream()[0], torch.randint(0, 10, (8, 16, 16), generator=Generator().manual_seed(0))
     result = evaluate(Tent(make("seg")), Scenario("fog", [Domain.of("fog", x, y, 1)]))
     (domain,) = result.domains

@@ -90,7 +90,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
         Tent(make("bn")).load(tmp_path / "nothing")
 
 
-def test_other_hyper_parameters_go_on_with_a_warning(saved: Path) -> None:
+def test_loading_with_other_hyper_parameters_warns(saved: Path) -> None:
     with pytest.warns(UserWarning, match=r"saved by ETA\(.*continues as ETA\("):
         ETA(make("bn"), lr=1e-2, margin=0.3).load(saved)
 
@@ -162,7 +162,7 @@ def test_the_state_dict_of_the_network_keeps_its_keys() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_whole(here, there, message: str) -> None:
+def test_a_snapshot_that_does_not_fit_changes_nothing(here, there, message: str) -> None:
     ours, theirs = _learned(here(make("bn"))), _learned(there(make("bn")))
     before = ours.snapshot()
     with pytest.raises(StateError, match=message):
@@ -250,7 +250,7 @@ def test_a_state_crosses_devices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tent", "tea"])
-def test_a_pickled_adapter_goes_on(name: str) -> None:
+def test_a_pickled_adapter_continues(name: str) -> None:
     case = CASES[name]
     adapter = case.method(make("bn"), **case.arguments())
     first, second = stream()[:2]

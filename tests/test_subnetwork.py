@@ -154,7 +154,7 @@ def test_drop_zero_is_the_identity_and_nothing_remains(network: tuple[nn.Module,
 
 
 @torch.no_grad()
-def test_dropped_whole_or_sample_by_sample_agree(network: tuple[nn.Module, Tensor]) -> None:
+def test_dropping_per_batch_and_per_sample_agree(network: tuple[nn.Module, Tensor]) -> None:
     """With all branches gone, a batch whose branches are skipped equals one whose branches are masked."""
     model, x = network
     nearly = 1 - 1e-9
@@ -262,7 +262,7 @@ def test_rates() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("per", ["sample", "batch"])
-def test_draws_follow_the_generator_alone(per: str) -> None:
+def test_samples_depend_only_on_the_generator(per: str) -> None:
     model, x = SmallViT(channels=3).eval(), images(4, size=32)
     state = torch.get_rng_state()
 
@@ -285,7 +285,7 @@ def test_gradients_reach_what_stayed() -> None:
 
 
 @torch.no_grad()
-def test_names_of_ones_own() -> None:
+def test_branches_and_blocks_named_by_the_user() -> None:
     """A branch is what is added; a block is the sum. Dropped, both leave the identity."""
     model, x = TinyViT().eval(), images()
     by_branch = StochasticDepth(model, branches=["blocks.*.attention", "blocks.*.mlp"])
@@ -359,7 +359,7 @@ def test_a_block_that_changes_the_shape_stays() -> None:
                 torch.testing.assert_close(model(x), model[0](x), rtol=1e-5, atol=1e-5)
 
 
-def test_an_unknown_network_is_told_how_to_name_its_branches() -> None:
+def test_the_error_for_an_unknown_network_says_how_to_name_branches() -> None:
     with pytest.raises(ValueError, match=r'no residual branch is known in ConvNet\. Name .* branches="layers'):
         StochasticDepth(ConvNet(batch_norm))
     with pytest.raises(ValueError, match=r"SmallViT has no module '\*\.mlp'"):

@@ -117,7 +117,7 @@ def eata(
 
 
 def tiny_vit_with_branches(model: nn.Module, x: Tensor, scales: Tensor) -> Tensor:
-    """The tiny ViT's forward pass by hand, each branch of its second block scaled a sample: (2, B)."""
+    """The tiny ViT's forward pass by hand, each branch of its second block scaled per sample: (2, B)."""
     tokens = model.patches(x).flatten(2).mT
     for index, block in enumerate(model.blocks):
         attention, mlp = scales.view(2, -1, 1, 1) if index == 1 else (1.0, 1.0)
@@ -128,7 +128,7 @@ def tiny_vit_with_branches(model: nn.Module, x: Tensor, scales: Tensor) -> Tenso
 
 
 def tiny_resnet_with_branches(model: nn.Module, x: Tensor, scales: Tensor) -> Tensor:
-    """The tiny ResNet's forward pass by hand, the branch of its second block scaled a sample: (1, B)."""
+    """The tiny ResNet's forward pass by hand, the branch of its second block scaled per sample: (1, B)."""
     y = model.stem(x)
     for index, block in enumerate(model.blocks):
         branch = block.norm2(block.conv2(torch.relu(block.norm1(block.conv1(y)))))
@@ -150,7 +150,7 @@ def eata_c(
     fisher: list[Tensor],
     seed: int,
 ) -> list[Tensor]:
-    """Eq. (10) to (15) with sub-networks drawn from a seed, one row of chances a branch that may be dropped."""
+    """Eq. (10) to (15) with sub-networks sampled from a seed, one row of random numbers per droppable branch."""
     net = Plain(model, lr)
     forward = tiny_vit_with_branches if hasattr(model, "patches") else tiny_resnet_with_branches
     branches = 2 if hasattr(model, "patches") else 1
@@ -420,7 +420,7 @@ def tea(
                 places.append(hit)
                 if hit in store and not anew[row]:
                     fake[row] = store[hit]
-            else:  # an image that was not seen before: they are all alike, and are numbered as they come
+            else:  # an image that was not seen before gets the next free number
                 places.append(len(known))
                 known.add(len(known))
         for _ in range(steps):

@@ -48,7 +48,7 @@ MOVED = {
     "terminal": "cli.terminal",
     "zoo": "bench.networks",
 }
-"""Old names of modules below `acclimate`, and their new ones. `acclimate.subnetwork` is the function."""
+"""Old names of modules below `acclimate`, and their new ones. `acclimate.subnetwork` stays the function."""
 
 
 class _Alias(MetaPathFinder, Loader):
@@ -57,7 +57,7 @@ class _Alias(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec for an old name, and nothing for any other."""
+        """Return a spec for an old name, or None."""
         package, _, name = fullname.partition(".")
         return ModuleSpec(fullname, self) if package == "acclimate" and name in MOVED else None
 
@@ -70,11 +70,11 @@ class _Alias(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: the module has run under its new name, whose spec it keeps."""
+        """Do nothing: the module has already run under its new name and keeps that spec."""
         module.__spec__, module.__loader__ = self._found
 
 
 def install() -> None:
-    """Let old names be found, after all others."""
+    """Register the finder of old names, after all other finders."""
     if not any(isinstance(finder, _Alias) for finder in sys.meta_path):
         sys.meta_path.append(_Alias())

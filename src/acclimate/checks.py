@@ -111,7 +111,7 @@ def refuse_probabilities(logits: Tensor) -> None:
 
 
 def class_index(classes: Sequence[int] | None, device: torch.device) -> Tensor | None:
-    """Return class indices as a tensor; raise where they are not distinct."""
+    """Return class indices as a tensor; raise if they are not distinct."""
     if classes is None:
         return None
     if len(set(classes)) != len(classes) or len(classes) < 2 or min(classes) < 0:

@@ -1,7 +1,7 @@
 """The equations, as pure functions of logits.
 
-Classes are dimension 1, so every function takes (B, C) logits of a classifier and (B, C, H, W) logits of
-a segmenter alike. Numbers in brackets are the paper's equations.
+Classes are dimension 1, so every function takes both (B, C) logits of a classifier and (B, C, H, W) logits of
+a segmenter. Numbers in brackets are the paper's equations.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def similarity(logits: Tensor, mean: Tensor) -> Tensor:
 def moving_average(mean: Tensor, logits: Tensor, keep: Tensor, momentum: float = 0.9) -> Tensor:
     """m ← momentum·m + (1 − momentum)·mean of the kept predictions (Eq. 4).
 
-    An all-zero `mean` is an empty one: the kept predictions' mean takes its place. Where nothing is kept,
-    `mean` comes back as it was. No value is read by the host.
+    An all-zero `mean` counts as empty and is replaced by the mean of the kept predictions. If nothing is kept, `mean`
+    is returned unchanged. The host reads no value.
     """
     weight = keep.unsqueeze(1).to(logits.dtype)
     over = [0, *range(2, logits.dim())]
@@ -78,14 +78,14 @@ def moving_average(mean: Tensor, logits: Tensor, keep: Tensor, momentum: float =
 
 
 def fused(y: Tensor, s: Tensor, smoothing: float) -> Tensor:
-    """ŷ_fuse = (ŷ + (1 − q)·ŷ_sub)/(2 − q), of probabilities, with q = `smoothing` (Eq. 11)."""
+    """ŷ_fuse = (ŷ + (1 − q)·ŷ_sub)/(2 − q) for probabilities, with q = `smoothing` (Eq. 11)."""
     return (y + (1 - smoothing) * s) / (2 - smoothing)
 
 
 def consistency(
     logits: Tensor, sub_logits: Tensor, smoothing: float, direction: Literal["forward", "reverse"] = "forward"
 ) -> Tensor:
-    """L_c, the divergence between a sub-network's prediction and the fused one, a sample (Eq. 10).
+    """L_c, the divergence between a sub-network's prediction and the fused one, per sample (Eq. 10).
 
     `"forward"` is KL(ŷ_fuse ‖ ŷ_sub) towards a fixed ŷ_fuse: its gradient on the sub-network's logits is
     (ŷ_sub − ŷ)/(2 − q). `"reverse"` is KL(ŷ_sub ‖ ŷ_fuse), with a gradient through ŷ_fuse. None flows into `logits`.
@@ -107,18 +107,18 @@ def certainty(logits: Tensor, sub_logits: Tensor) -> Tensor:
 
 
 def marginal_entropy(logits: Tensor) -> Tensor:
-    """H(mean_k p_k), the entropy of the mean prediction over views (K, C), without leaving logarithms."""
+    """H(mean_k p_k), the entropy of the mean prediction over views (K, C), computed in logarithms."""
     log_mean = logits.log_softmax(1).logsumexp(0) - math.log(len(logits))
     return -(log_mean.exp() * log_mean).sum()
 
 
 def symmetric_cross_entropy(a: Tensor, b: Tensor) -> Tensor:
-    """−½ Σ p_a log p_b − ½ Σ p_b log p_a of logits a and b, a sample."""
+    """−½ Σ p_a log p_b − ½ Σ p_b log p_a of logits a and b, per sample."""
     return -0.5 * (a.softmax(1) * b.log_softmax(1) + b.softmax(1) * a.log_softmax(1)).sum(1)
 
 
 def soft_likelihood_ratio(logits: Tensor, clip: float = 0.99) -> Tensor:
-    """−Σ q log(q/(1 − q) + 1e−5) of q = min(p, clip): entropy whose gradient does not vanish at certainty."""
+    """−Σ q log(q/(1 − q) + 1e−5) of q = min(p, clip): like entropy, with a gradient also at certainty."""
     q = logits.softmax(1).clamp(max=clip)
     return -(q * (q / (1 - q) + 1e-5).log()).sum(1)
 

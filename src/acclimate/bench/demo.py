@@ -30,7 +30,7 @@ ON_DIGITS: dict[str, dict[str, Any]] = {
 
 
 def digit_overrides(network: str) -> dict[str, dict[str, Any]]:
-    """Arguments of methods on digits, where they differ from the presets."""
+    """Return the arguments of methods on digits that differ from the presets."""
     rates = {method: {"lr": LEARNING_RATES[network][kind]} for method, kind in KINDS.items()}
     return {name: {**rates.get(name, {}), **ON_DIGITS.get(name, {})} for name in {**rates, **ON_DIGITS}}
 
@@ -46,7 +46,7 @@ def demo_plans(
     """Return one plan per network, by default for every method that classifies, on `images` digits per corruption."""
     every = [name for name, method in METHODS.items() if method.task != "segmentation"]
     if unfit := [name for name in methods or () if name in METHODS and name not in every]:
-        raise PlanError(f"{unfit[0]} is for segmenters, and digits are classified")
+        raise PlanError(f"{unfit[0]} is for segmentation, and the digits are for classification")
     if unknown := [name for name in networks or () if name not in DEMO_NETWORKS]:
         raise PlanError(f"no network {unknown[0]!r}: choose from {', '.join(DEMO_NETWORKS)}")
     chosen = {

@@ -38,7 +38,7 @@ class BatchResult:
 
 
 def run(adapter: Adapter, scenario: Scenario, start: int = 0) -> Iterator[BatchResult]:
-    """The whole loop: predict and learn, batch by batch, from domain `start` on; reset where the scenario says so."""
+    """Predict and learn batch by batch, from domain `start` on; reset where the scenario says so."""
     between = [] if scenario.clean_between is None else [(scenario.clean_between, True)]
     for domain in scenario.domains[start:]:
         if scenario.resets == "domain":
@@ -64,7 +64,7 @@ def evaluate(
     """Measure what `run` yields, domain by domain.
 
     With `clean`, a probe from a snapshot before the stream and after each domain shows forgetting and leaves the
-    stream untouched. `on_batch` receives each batch of the stream and the domain's score so far, `on_domain` the result
+    stream unchanged. `on_batch` receives each batch of the stream and the domain's score so far, `on_domain` the result
     so far. A stopped run resumes from its `result`, with the adapter in the state of that time.
     """
     resets: Literal["never", "batch"] = "batch" if scenario.resets == "batch" else "never"
@@ -126,7 +126,7 @@ def accuracy_of(adapter: Adapter, domain: Stream, resets: Literal["never", "batc
 
 
 class _DomainMeter:
-    """What one domain showed. Counts stay on the device until the domain is over."""
+    """The measurements of one domain. Counts stay on the device until the domain is over."""
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter, self.scores, self.images = adapter, Scores(), 0
@@ -206,7 +206,7 @@ class _PeakMemory:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out what is allocated inside."""
+        """Do not count what is allocated inside."""
         self.read()
         yield
         self._start()

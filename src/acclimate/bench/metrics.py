@@ -53,7 +53,7 @@ class Meter:
         y = targets.to(logits.device, non_blocking=True).flatten().long()
         counted = (y != ignore).double()
         y = y.masked_fill(y == ignore, 0)
-        log_p = (flat.double() if logits.dim() == 2 else flat.float()).log_softmax(1)  # pixels are many
+        log_p = (flat.double() if logits.dim() == 2 else flat.float()).log_softmax(1)  # too many pixels for double
         p = log_p.exp()
         largest, predicted = p.max(1)
         sure = largest.double()
@@ -116,7 +116,7 @@ class Meter:
     def aurc(self) -> float:
         """Area under the risk–coverage curve: error rate among the most confident predictions, mean over all coverages.
 
-        Errors are taken as spread evenly within a fine bin.
+        Errors are assumed to be spread evenly within a fine bin.
         """
         count, _, correct = self.fine[:3].cpu().flip(1)
         wrong = count - correct
@@ -188,7 +188,7 @@ class Scores:
         self._waiting: list[tuple[Tensor, Tensor]] = []
 
     def due(self, logits: Tensor) -> bool:
-        """Return whether the next batch, this one, will cause scoring."""
+        """Return whether adding this batch will trigger scoring."""
         return len(self._waiting) >= self.MOST - 1 or logits.dim() > 2
 
     def update(self, logits: Tensor, targets: Tensor) -> None:

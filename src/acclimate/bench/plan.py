@@ -23,7 +23,7 @@ PROTOCOL = ("data", "scenario", "severity", "shifts", "batch_size", "images", "p
 """Fields that must be equal for results to be compared."""
 
 SHARED = ("source", "source_images", "probe_images", "preset")
-"""Fields that all methods of a plan share, besides the protocol."""
+"""Fields that all methods of a plan share, in addition to the protocol."""
 
 _SCENES = {"acdc", "cityscapes", "scenes"}
 """Data with one label per pixel."""
@@ -90,23 +90,23 @@ class Plan:
     )
     probe: str = _option(
         "snapshot",
-        "How to measure forgetting: from a snapshot that leaves the stream untouched, by the paper's adaptation to "
+        "How to measure forgetting: from a snapshot that leaves the stream unchanged, by the paper's adaptation to "
         "clean images between the domains, or not at all.",
         choices=("snapshot", "readapt", "none"),
     )
-    probe_images: int = _option(1000, "Clean images that show what is forgotten.", least=1)
+    probe_images: int = _option(1000, "Clean images that forgetting is measured on.", least=1)
     preset: str | None = _option(
         None,
         "Hyper-parameters to start from: resnet50, vit-base, segformer-b5, cifar-resnet or cifar-vit.",
-        usual="by the network",
+        usual="depends on the network",
     )
     overrides: Mapping[str, Mapping[str, Any]] = _option(
         dict, "An argument of a method, such as eata.beta=500; repeat for more.", name="set"
     )
-    device: str = _option("cpu", "Such as cpu or cuda.")
+    device: str = _option("cpu", "Device, such as cpu or cuda.")
     engine: str = _option(
         "eager",
-        "How passes run: step by step, as CUDA graphs, or also compiled.",
+        "How passes run: eagerly, as CUDA graphs, or compiled as well.",
         choices=("eager", "recorded", "auto"),
     )
     precision: str = _option(
@@ -153,7 +153,7 @@ class Plan:
         return cls(**arguments)
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields, for JSON."""
+        """Return all fields, for JSON."""
         content: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return content
 
@@ -165,12 +165,12 @@ class Plan:
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """What must be equal for results to be compared."""
+        """The fields that must be equal for results to be compared."""
         whole = self.as_dict()
         return {name: whole[name] for name in PROTOCOL if name != "rounds" or self.scenario == "rounds"}
 
     def arguments(self, job: Job) -> dict[str, Any]:
-        """What a job's method is given besides: settings that all methods share, and its own overrides."""
+        """Return the arguments of a job's method: settings that all methods share, and its own overrides."""
         whole = self.as_dict()
         return {**{name: whole[name] for name in SHARED}, **whole["overrides"].get(job.method, {})}
 

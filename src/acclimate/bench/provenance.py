@@ -21,7 +21,7 @@ __all__ = ["origin", "process_memory"]
 
 
 def origin(device: torch.device) -> dict[str, str | None]:
-    """What a number depends on besides its arguments: versions, device, commit."""
+    """Return what a number depends on in addition to its arguments: versions, device, commit."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     return {
         "acclimate": __version__,
@@ -33,7 +33,7 @@ def origin(device: torch.device) -> dict[str, str | None]:
 
 
 def process_memory() -> float | None:
-    """Peak memory of this process, in MB; None on Windows."""
+    """Return the peak memory of this process in MB; None on Windows."""
     if resource is None:
         return None
     unit = 2**20 if sys.platform == "darwin" else 2**10
@@ -41,7 +41,7 @@ def process_memory() -> float | None:
 
 
 def _commit() -> str | None:
-    """The commit that this package is checked out at, marked where files differ from it; None when installed.
+    """Return the commit that is checked out, marked if files differ from it; None if the package is installed.
 
     `ACCLIMATE_COMMIT` names the commit on a machine that has the files without their history.
     """

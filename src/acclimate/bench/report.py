@@ -1,4 +1,4 @@
-"""Results as one HTML page that needs no other file: tables, figures, pictures, and how the numbers came about."""
+"""Results as one HTML page that needs no other file: tables, figures, pictures, and how the numbers were measured."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def write_demo(out: Path, results: Sequence[Result], run: Run, command: str) -> 
     pictures = figures.examples([(domain.name, next(iter(domain.on("cpu")))[0][:8]) for domain in domains])
     seen = Section("What the networks see", [], [("Eight digits of each corruption.", pictures)])
     lead = (
-        f"Small networks, trained only on clean digits, meet {len(domains)} corruptions one after another at severity "
+        f"Small networks, trained only on clean digits, see {len(domains)} corruptions one after another at severity "
         f"{run.plan.severity}, {results[0].domains[0].images:,} digits each, and are never reset. Each method "
         "predicts a batch, then learns from it, without labels."
     )
     page = out / "report.html"
     sections = [_compared(titles[model], own) for model, own in groups.items()]
-    _write(page, "acclimate: networks meet corrupted digits", lead, [*sections, seen])
+    _write(page, "acclimate: small networks on corrupted digits", lead, [*sections, seen])
     return page
 
 

@@ -1,4 +1,4 @@
-"""The result of a run: one method on one network and one stream, with what it may be compared by and its origin."""
+"""The result of a run: one method on one network and one stream, with its protocol and its origin."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DomainResult:
     """Samples that received a gradient."""
     seconds: float
     in_graph: int | None = None
-    """Samples that were in the autograd graph; None where it was not counted."""
+    """Samples that were in the autograd graph; None if they were not counted."""
     clean_accuracy: float | None = None
     """Score on clean images after this domain: accuracy, or the mIoU of a segmenter."""
     adaptive_ece: float | None = None
@@ -75,19 +75,19 @@ class Result:
     bins: dict[str, list[float]] = field(default_factory=_no_bins)
     """Reliability of the whole stream: `count`, and sums of `confident` and `correct`, per bin of confidence."""
     measured: dict[str, Any] | None = None
-    """What a study of the paper measured instead of domains."""
+    """The measurements of a study of the paper, which has no domains."""
     protocol: dict[str, Any] = field(default_factory=dict)
     """What must be equal for results to be compared."""
     arguments: dict[str, Any] = field(default_factory=dict)
-    """What the method was given besides: settings that all methods share, and its own overrides."""
+    """The method's arguments: settings that all methods share, and its own overrides."""
     preprocess: dict[str, Any] | None = None
     weights: str | None = None
     """Fingerprint of the source network."""
     source_accuracy: dict[str, float] | None = None
-    """Accuracy of the source network per domain; None where it did not run before, on the same seed."""
+    """Accuracy of the source network per domain; None if it did not run before with the same seed."""
     origin: dict[str, str | None] = field(default_factory=dict)
     done: bool = False
-    """Whether all domains are there."""
+    """Whether all domains are finished."""
 
     @property
     def accuracy(self) -> float:
@@ -136,7 +136,7 @@ class Result:
 
     @property
     def in_graph(self) -> int | None:
-        """Samples that were in the autograd graph; None where it was not counted."""
+        """Samples that were in the autograd graph; None if they were not counted."""
         counted = [d.in_graph for d in self.domains if d.in_graph is not None]
         return sum(counted) if len(counted) == len(self.domains) else None
 
@@ -157,7 +157,7 @@ class Result:
 
     @property
     def label(self) -> str:
-        """The method, with the arguments of its own."""
+        """The method, with its own arguments."""
         own = [f"{name}={value}" for name, value in self.arguments.items() if name not in SHARED]
         return self.method + (f" ({', '.join(own)})" if own else "")
 
@@ -171,7 +171,7 @@ class Result:
         return None if None in values else sum(values) / len(values)
 
     def as_dict(self) -> dict[str, Any]:
-        """All fields, for JSON, and a `summary` for human readers that `from_dict` ignores."""
+        """Return all fields, for JSON, and a `summary` for readers, which `from_dict` ignores."""
         if not self.domains:
             return asdict(self)
         whole = ("accuracy", "ece", "clean_after", "seconds", "forwards", "backwards", "images_per_second")
@@ -180,7 +180,7 @@ class Result:
         return {"summary": summary | {name: self._mean(name) for name in means}, **asdict(self)}
 
     def compact(self) -> dict[str, Any]:
-        """The same for committed files: 6 significant digits, no summary, nothing that is None.
+        """Return the same for committed files: 6 significant digits, no summary, nothing that is None.
 
         Domains are columns, `{"name": [...], "accuracy": [...], ...}`; a column of equal numbers is one number.
         """

@@ -28,7 +28,7 @@ def read_results(folders: Sequence[Path]) -> list[Result]:
 
 
 def read_plan(folder: Path) -> Plan | None:
-    """Read the plan of a folder's results; None where there is none."""
+    """Read the plan of a folder's results; None if there is none."""
     file = folder / "plan.json"
     try:
         return Plan.from_dict(json.loads(file.read_text())) if file.is_file() else None
@@ -70,7 +70,7 @@ class ResultFolder:
             path.unlink(missing_ok=True)
 
     def find(self, job: Job) -> tuple[Result | None, Path | None]:
-        """Return what is there of a job, and the state to resume from; None where it is done."""
+        """Return a job's result so far, and the state to resume from, which is None if the job is done."""
         path = self._file(job)
         if not path.is_file():
             return None, None
@@ -78,7 +78,7 @@ class ResultFolder:
         if result.arguments != self.plan.arguments(job):
             raise PlanError(f"{path} was made with other settings ({result.arguments}): choose another --out")
         if result.done:
-            for left in self._states(job):  # by a run that was killed while it removed them
+            for left in self._states(job):  # left by a run that was killed while it removed them
                 left.unlink(missing_ok=True)
             return result, None
         state = self._state(job, result)
@@ -96,7 +96,7 @@ class ResultFolder:
         return list(self.path.glob(f"{job.name}.after*.safetensors"))
 
     def _source_accuracy(self, job: Job, result: Result) -> dict[str, float] | None:
-        """The source network's accuracy per domain tells data apart, whatever their folders are called."""
+        """Return the source network's accuracy per domain. It identifies the data, whatever the folders are called."""
         source = Job("source", job.seed)
         if job != source and not self._file(source).is_file():
             return None

@@ -38,7 +38,7 @@ __all__ = ["Run"]
 
 
 class Run:
-    """A plan and the folder of its results. It shares the network and the data of a run that is `like` it."""
+    """A plan and the folder of its results. It shares network and data with the run `like`, if they are the same."""
 
     def __init__(self, plan: Plan, out: Path, like: Run | None = None) -> None:
         self.plan, self.like = plan, like
@@ -81,14 +81,14 @@ class Run:
         return self._scenarios[seed]
 
     def clean(self, seed: int) -> SampledDomain:
-        """Return the clean images that show what is forgotten."""
+        """Return the clean images that forgetting is measured on."""
         return sample_domain("clean", self.suite.clean(), images=self.plan.probe_images, **self._loading(seed + 1))
 
     def _source(self, seed: int) -> SampledDomain:
-        """The last images in the order of the probe: where there are enough, none that the probe shows."""
+        """Return the last images in the order of the probe: if there are enough, none of them is in the probe."""
         plan = self.plan
         part = (self.suite if plan.source is None else self._open(plan.source)).clean()
-        if len(part.images) > plan.source_images:  # a choice, and a random one
+        if len(part.images) > plan.source_images:  # choose at random
             part = replace(part, ordered=False)
         everything = sample_domain("source", part, **self._loading(seed + 1))
         return replace(everything, picks=everything.picks[-plan.source_images :])
@@ -155,20 +155,20 @@ class Run:
         return self.plan.preset or ("segformer-b5" if self.task == "segmentation" else self.network.family)
 
     def hints(self) -> list[str]:
-        """Options that make no difference, and options to try."""
+        """Return hints about options that have no effect, and options to try."""
         found = []
         if self.plan.cache and not (isinstance(self.suite, DecodedSuite) and self.suite.kept):
-            found.append("--cache makes no difference here: it is for image files that the network takes with a crop")
+            found.append("--cache makes no difference here: it is for image files and a network with a fixed crop")
         classes, other = self.network.outputs, FEW_CLASSES.get(self.family)
         if not self.plan.preset and other is not None and classes is not None and classes < 100:
             found.append(
-                f"{self.family}'s hyper-parameters are for 1,000 classes, and here are {classes}: try --preset "
-                f"{other}, too"
+                f"{self.family}'s hyper-parameters are for 1,000 classes, and the network has {classes}: also "
+                f"try --preset {other}"
             )
         return found
 
     def unfit(self) -> dict[str, str]:
-        """Methods of the plan that cannot run here, with the reason."""
+        """Return the methods of the plan that cannot run here, with the reason."""
         found = {
             name: f"it is for {METHODS[name].task}, and the data for {self.task}"
             for name in self.plan.methods
@@ -229,7 +229,7 @@ class Run:
         return images + (len(scenario.domains) + 1) * self.plan.probe_images * (self.plan.probe != "none")
 
     def _seconds(self, method: str, scenario: Scenario, batches: int) -> float:
-        """Time per sample."""
+        """Return the seconds per sample."""
         adapter = METHODS[method].preset(self.family, self.network.model, precision=self.plan.precision)
         taken, seen = 0.0, 0
         for index, (x, _) in zip(range(batches + 1), scenario.domains[0].on(self.plan.device), strict=False):

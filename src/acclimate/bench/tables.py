@@ -41,7 +41,7 @@ def mean_and_deviation(values: Sequence[float | None], form: str = ".1f") -> str
 
 
 def differences(results: Sequence[Result]) -> list[str]:
-    """Say why these results should not be in one table; an empty list where they may."""
+    """Return why these results should not be in one table; an empty list if they may be."""
     found = []
     for name in ("model", "weights", "preprocess", *PROTOCOL, *SHARED, "torch", "device"):
         values = sorted({_value(result, name) for result in results})
@@ -65,10 +65,10 @@ def _value(result: Result, name: str) -> str:
 
 
 def paper_table(results: Sequence[Result], *, every: bool = False) -> Table:
-    """Accuracy and ECE of each method per domain; their mean, with the deviation over several seeds.
+    """Return accuracy and ECE of each method per domain, and their mean, with the deviation over several seeds.
 
-    Of more than four rounds the table has the first, fourth, seventh and so on, as the paper's; or `every` one. Means
-    are over all rounds.
+    If there are more than four rounds, the table has the first, fourth, seventh and so on, as in the paper, or `every`
+    one. Means are over all rounds.
     """
     names = list(dict.fromkeys(domain.name for result in results for domain in result.domains))
     names = names if every else _some_rounds(names)
@@ -101,7 +101,7 @@ def paper_table(results: Sequence[Result], *, every: bool = False) -> Table:
 
 
 def summary_table(results: Sequence[Result]) -> Table:
-    """One row per result: score, ECE, passes, clean score before and after, seconds."""
+    """Return one row per result: score, ECE, passes, clean score before and after, seconds."""
 
     def percent(value: float | None) -> str:
         return "–" if value is None else f"{100 * value:.1f}"

@@ -75,11 +75,11 @@ def list_names() -> None:
 
 Out = Annotated[Path, typer.Option(help="Folder for the report.")]
 Method = Annotated[list[str] | None, typer.Option(help="A method to run; repeat for more.")]
-Network = Annotated[list[str] | None, typer.Option(help="resnet or vit; both, unless one is named.")]
+Network = Annotated[list[str] | None, typer.Option(help="resnet or vit; both by default.")]
 Severity = Annotated[int, typer.Option(min=1, max=5, help="Severity of the corruptions.")]
 Images = Annotated[int, typer.Option(min=8, max=1600, help="Digits per corruption.")]
 Seed = Annotated[int, typer.Option(help="Seed of the corruptions and the adapters.")]
-Device = Annotated[str, typer.Option(help="Such as cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="Device, such as cpu or cuda.")]
 
 
 @app.command()
@@ -168,15 +168,15 @@ def run(
 
 @app.command()
 def table(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of `acclimate run`.")],
+    folders: Annotated[list[Path], typer.Argument(help="Folders that `acclimate run` wrote.")],
     layout: Annotated[str, typer.Option("--format", help="markdown, latex, csv or html.")] = "markdown",
     paper: Annotated[
-        bool, typer.Option("--paper", help="Add the paper's numbers, where the setting is equal.")
+        bool, typer.Option("--paper", help="Add the paper's numbers, where the setting is the same.")
     ] = False,
 ) -> None:
     """Print finished results in the paper's layout: domains as columns, accuracy and ECE as rows.
 
-    Of more than four rounds it shows the first, fourth, seventh and so on, as the paper does; csv has all.
+    If there are more than four rounds, it shows the first, fourth, seventh and so on, as the paper does; csv has all.
     """
     from ..paper.published import paper_notes, rows_for, with_paper
 
@@ -197,7 +197,7 @@ def table(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of `acclimate run`.")],
+    folders: Annotated[list[Path], typer.Argument(help="Folders that `acclimate run` wrote.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     pictures: Annotated[bool, typer.Option(help="Run a few batches again to show what was learned from.")] = True,
 ) -> None:

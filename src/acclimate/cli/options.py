@@ -71,7 +71,7 @@ def _option(field: Field[Any], about: str | None, defaults: bool) -> Any:
 
 
 def _type(hint: Any) -> Any:
-    """The type of an option: a list for a sequence, and for a mapping, which is given as assignments."""
+    """Return the type of an option: a list for a sequence, and for a mapping, which is given as assignments."""
     kinds = [kind for kind in get_args(hint) if kind is not NoneType] if NoneType in get_args(hint) else [hint]
     if get_origin(kinds[0]) is Sequence:
         return list[get_args(kinds[0])[0]]  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""`acclimate paper`: its tables and figures, by name."""
+"""The command `acclimate paper`: the paper's tables and figures, by name."""
 
 from __future__ import annotations
 
@@ -45,32 +45,32 @@ def list_recipes() -> None:
 @plan_options(
     *("data", "source", "seeds", "images", "probe_images", "batch_size"),
     *("device", "engine", "precision", "workers", "cache"),
-    about={"data": "The scale's data, such as imagenet-c:FOLDER,CLEAN."},
+    about={"data": "Data for the scale, such as imagenet-c:FOLDER,CLEAN."},
     defaults=False,
 )
 def run_recipes(
     options: dict[str, Any],
     names: Annotated[list[str], typer.Argument(help="Recipes, as listed by `acclimate paper list`; or all.")],
     scale: Annotated[str, typer.Option(help="paper, 5k, cifar10 or digits.")] = "digits",
-    resnet: Annotated[str | None, typer.Option(help="Another network with BatchNorm, as for --model.")] = None,
+    resnet: Annotated[str | None, typer.Option(help="Another network with BatchNorm, named as for --model.")] = None,
     vit: Annotated[str | None, typer.Option(help="Another network with LayerNorm.")] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="Measure only this method; repeat for more. All, unless named.")
+        list[str] | None, typer.Option(help="Measure only this method; repeat for more. All by default.")
     ] = None,
     network: Annotated[
-        list[str] | None, typer.Option(help="Measure only on this network, resnet or vit. Both, unless named.")
+        list[str] | None, typer.Option(help="Measure only on this network, resnet or vit. Both by default.")
     ] = None,
     processes: Annotated[
-        int, typer.Option(min=1, help="Methods and seeds that run at the same time; times then mean little.")
+        int, typer.Option(min=1, help="Methods and seeds that run at the same time; times are then not comparable.")
     ] = 1,
     out: Annotated[Path, typer.Option(help="Folder for the results; a stopped run resumes there.")] = Path(
         "acclimate-paper"
     ),
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what is needed and what it costs, and stop.")
+        bool, typer.Option("--dry-run", help="Show what is needed and how long it takes, and stop.")
     ] = False,
 ) -> None:
-    """Measure tables and figures of the paper again. Each recipe writes its numbers, and a table or a figure."""
+    """Reproduce tables and figures of the paper. Each recipe writes its numbers, and a table or a figure."""
     from ..paper.recipes import RECIPES
     from ..paper.reproduce import reproduce, side_by_side
     from ..paper.scales import KINDS_OF_NETWORK, SCALES
@@ -124,7 +124,7 @@ def join_files(
     files: Annotated[list[Path], typer.Argument(help="NAME.json of one recipe, as `paper run` writes it.")],
     out: Annotated[Path, typer.Option(help="Folder for the tables, the figures and the joined file.")],
 ) -> None:
-    """Join what was measured apart, such as methods on several machines, into one table; later files count more."""
+    """Join files of one recipe, such as those of several machines, into one table; the last file takes precedence."""
     from ..paper.numbers import join
     from ..paper.recipes import RECIPES
     from ..paper.reproduce import show

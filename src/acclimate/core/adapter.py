@@ -45,10 +45,10 @@ __all__ = ["Adapter"]
 
 
 class Adapter(nn.Module, ABC):
-    """A network that returns logits, wrapped: `logits = adapter(x)` predicts x, then learns from it.
+    """A wrapper around a network that returns logits: `logits = adapter(x)` predicts x, then learns from it.
 
     The network stays as it was found. After a call only the values of the adapted parameters differ, and `reset()`
-    restores them; no module is replaced, no hook stays, BatchNorm keeps its source statistics.
+    restores them; no module is replaced, no hook remains, BatchNorm keeps its source statistics.
 
     Args:
         model: any module that takes a batch and returns logits (B, C) or (B, C, H, W), or has them in `.logits`.
@@ -56,7 +56,7 @@ class Adapter(nn.Module, ABC):
         optimizer: instead of `lr`, a function of the parameters, such as `partial(Adam, lr=1e-4)`.
         parameters: which ones adapt: `"norm"`, `"early-norm"`, `"all"`, names, or a function of (name, parameter); None
             is the method's own choice.
-        statistics: what BatchNorm normalises by: the `"batch"`, or the `"source"` domain's.
+        statistics: what BatchNorm normalises with: the statistics of the `"batch"`, or those of the `"source"` domain.
         detach_statistics: stop gradients through the batch's statistics, so that samples do not depend on each other in
             the backward pass.
         strategy: how the gradient of the kept samples is computed (see `acclimate.core.prediction`).
@@ -64,12 +64,12 @@ class Adapter(nn.Module, ABC):
             as the machine allows, after compilation at the first batch; or an `acclimate.Engine`.
         precision: `"fp32"`, `"tf32"` or `"bf16"`, instead of the engine's choice.
         classes: adapt and predict over these classes only (ImageNet-R); logits then have that many columns.
-        seed: of the adapter's generator, which is part of its state.
+        seed: the seed of the adapter's generator, which is part of its state.
     """
 
     defaults: ClassVar[Defaults] = Defaults()
     presets: ClassVar[Presets] = {}
-    """Hyper-parameters by network, one of `NETWORKS`."""
+    """Hyper-parameters for the networks in `NETWORKS`, by name."""
     cost: ClassVar[tuple[int, int]] = (1, 1)
     """Forward and backward passes per sample, at most."""
     task: ClassVar[Literal["any", "classification", "segmentation"]] = "any"
@@ -128,7 +128,7 @@ class Adapter(nn.Module, ABC):
         self.strategy = self._choose_strategy(strategy)
         self.passes = Passes().to(self.device)
         self.generator = Generator().manual_seed(seed)
-        """On the CPU, so that random numbers are the same on every device."""
+        """The generator is on the CPU, so that random numbers are the same on every device."""
         self.classes: Tensor | None
         self.register_buffer("classes", class_index(classes, self.device), persistent=False)
         self.class_list = None if classes is None else [int(c) for c in classes]
@@ -140,7 +140,7 @@ class Adapter(nn.Module, ABC):
         self.step = Step(0)
         """The record of the current batch, which `predict`, `kept` and `update` fill."""
         self._last: Step | None = None
-        self._trusted = False  # a first batch has shown that the model returns logits
+        self._trusted = False  # true once a batch has shown that the model returns logits
         self._warned_of_one = False
 
     # For users --------------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class Adapter(nn.Module, ABC):
     def last(self) -> Step:
         """The record of the last batch: what was kept, entropies, the terms of the loss, passes."""
         if self._last is None:
-            raise RuntimeError("no batch yet: `last` is the record of the last call")
+            raise RuntimeError("no batch yet: `last` is the record of the last call, so run a batch first")
         return self._last
 
     @torch.inference_mode(False)
@@ -197,17 +197,17 @@ class Adapter(nn.Module, ABC):
     @torch.inference_mode(False)
     @torch.no_grad()
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot. What follows is, bit for bit, what followed it before."""
+        """Restore a snapshot. The same batches then give the same results as before, bit for bit."""
         self.state.source()
         self.settle(discard=True)
         self.state.restore(snapshot)
 
     def reset(self) -> None:
-        """Go back to the source: parameters, optimizer, the method's state, counters and generator."""
+        """Restore the source: parameters, optimizer, the method's state, counters and generator."""
         self.restore(self.state.source())
 
     def save(self, path: str | Path) -> None:
-        """Write the state to one safetensors file: what has changed, not the network. Whole or not at all."""
+        """Write what has changed, not the network, to one safetensors file, completely or not at all."""
         self.state.save(path, self.snapshot(), call_text(self, Adapter, engine=False))
 
     def load(self, path: str | Path) -> None:
@@ -230,13 +230,13 @@ class Adapter(nn.Module, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """The device of the network."""
         tensor = next(self.model.parameters(), next(self.model.buffers(), None))
         return torch.device("cpu") if tensor is None else tensor.device
 
     @property
     def engine(self) -> Engine:
-        """How passes run. Another one takes effect with the next batch."""
+        """How passes run. A new engine takes effect with the next batch."""
         return self.runner.engine
 
     @engine.setter
@@ -251,14 +251,14 @@ class Adapter(nn.Module, ABC):
 
     @abstractmethod
     def adapt(self, x: Tensor) -> Tensor:
-        """Return the logits of x, and learn from it. Gradients are on; only adapted parameters have them."""
+        """Return the logits of x, and learn from x. Gradients are on, for the adapted parameters only."""
 
     def predictor(self) -> Mapping[str, Tensor] | None:
-        """Return the parameters that predict, where they are not the network's own but a teacher's."""
+        """Return the teacher's parameters if a teacher predicts, or None if the network itself does."""
         return None
 
     def watch(self, step: Step) -> None:
-        """Look at a finished step, outside of any recording. Most methods do nothing."""
+        """Inspect a finished step outside any recording, for example to warn. Most methods do nothing."""
 
     def predict(self, x: Tensor) -> Prediction:
         """Run the batch, so that `kept` can return a graph. Rejects NaN and infinity before anything has changed."""
@@ -290,9 +290,9 @@ class Adapter(nn.Module, ABC):
     def update(
         self, *, when: bool | Tensor = True, gradients: Sequence[Tensor | None] | None = None, **terms: Tensor
     ) -> None:
-        """Make one optimizer step on the sum of the loss terms, `when` there is anything to learn from.
+        """Make one optimizer step on the sum of the loss terms, if `when` holds.
 
-        `gradients` are used instead of those of the terms; a parameter with None stays as it is.
+        `gradients` replace those of the terms; a parameter with the gradient None does not change.
         """
         when = self.execution.condition(when, can_wait=self.optimizer is None or can_wait(self.optimizer))
         if when is False:
@@ -306,14 +306,14 @@ class Adapter(nn.Module, ABC):
         self.step.losses = {name: term.detach() for name, term in terms.items()}
 
     def gradients(self, loss: Tensor, *, of: Sequence[Tensor] | None = None, retain: bool = False) -> list[Tensor]:
-        """Return ∂loss/∂θ of the adapted parameters, zero where one is not used, or the gradients `of` others."""
+        """Return ∂loss/∂θ for the adapted parameters, zero for unused ones; or for the tensors in `of`."""
         if of is not None:
             with self._backward_context():
                 return list(torch.autograd.grad(loss, of, retain_graph=retain))
         return self.execution.gradients(loss, self.adapted, self._backward_context(), retain=retain)
 
     def episode(self) -> AbstractContextManager[None]:
-        """Forget at the end what is learned inside: parameters and optimizer are as before."""
+        """Restore the parameters and clear the optimizer at the end: nothing learned inside remains."""
         return forgotten(self.adapted, self.optimizer)
 
     def captured(
@@ -321,17 +321,17 @@ class Adapter(nn.Module, ABC):
     ) -> Any:
         """Call a function of tensors that leaves the adapter unchanged; the engine may record it as a CUDA graph.
 
-        `reads` are tensors besides parameters that it reads where they are.
+        `reads` are tensors other than parameters that the function reads in place.
         """
         return self.recorder.function(function, *inputs, generator=generator, reads=reads)
 
     def learning(self, *, parameters: bool = True) -> AbstractContextManager[None]:
-        """Turn gradients on for the adapted parameters and for no other, in whatever mode the caller is."""
+        """Turn gradients on for the adapted parameters only, also inside the caller's no_grad or inference_mode."""
         return gradients_on(self.adapted, self.runner.frozen.values(), parameters=parameters)
 
     @contextmanager
     def exactly(self) -> Iterator[None]:
-        """Compute gradients inside, by eager passes in the network's own precision."""
+        """Run eager passes in the network's own precision inside the block, with gradients on."""
         with self.learning(), self.runner.exact(), self._aside(0):
             yield
 
@@ -368,7 +368,7 @@ class Adapter(nn.Module, ABC):
     # Inside -----------------------------------------------------------------------------------------------------------
 
     def slots(self) -> Iterator[Slot]:
-        """Yield where the method keeps its state (see `Recorder`)."""
+        """Yield the buffers that hold the method's state (see `Recorder`)."""
         return self.state.slots()
 
     def settings(self) -> Iterator[Hashable]:
@@ -377,7 +377,7 @@ class Adapter(nn.Module, ABC):
 
     @contextmanager
     def _aside(self, size: int) -> Iterator[None]:
-        """Run passes inside that are not part of a step: the record in hand stays as it is."""
+        """Run passes inside that are not part of a step: the current record does not change."""
         step, self.step = self.step, Step(size)
         try:
             yield
@@ -385,7 +385,7 @@ class Adapter(nn.Module, ABC):
             self.step = step
 
     def _backward_context(self) -> AbstractContextManager[object]:
-        """Return the contexts of the pass that made the graph: activation checkpoints run its forward again."""
+        """Return the contexts of the pass that made the graph, since activation checkpoints run its forward again."""
         if self.step.graph is None:
             return nullcontext()
         pass_, size = self.step.graph
@@ -413,7 +413,7 @@ class Adapter(nn.Module, ABC):
         self.runner = Runner(self.model, self.named, choose(engine, precision, self.model, self.device, moved=True))
         self.recorder = Recorder(self)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it has warned when it was built
+            warnings.simplefilter("ignore")  # the warning was given when the adapter was built
             self.strategy = self._choose_strategy(strategy)
         return self
 
@@ -438,5 +438,5 @@ class Adapter(nn.Module, ABC):
             )
 
     def __repr__(self) -> str:
-        """Return the call that makes this adapter."""
+        """Return the call that builds this adapter."""
         return call_text(self, Adapter, engine=True)

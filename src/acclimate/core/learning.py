@@ -1,4 +1,4 @@
-"""How parameters learn: whose gradients are on, one optimizer step, and an episode that is forgotten."""
+"""How parameters learn: which gradients are on, one optimizer step, and an episode that is undone at its end."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["forgotten", "gradients_on", "optimizer_step"]
 def gradients_on(
     adapted: Sequence[Parameter], frozen: Iterable[Parameter], *, parameters: bool = True
 ) -> Iterator[None]:
-    """Turn gradients on for the adapted parameters and for no other, in whatever mode the caller is.
+    """Turn gradients on for the adapted parameters only, also inside the caller's no_grad or inference_mode.
 
-    Without `parameters`, not even for those: a pass is then differentiated by its images only.
+    With `parameters=False` not even those have one: a pass is then differentiated with respect to its images only.
     """
     wrong = [p for p in frozen if p.requires_grad] + [p for p in adapted if p.requires_grad != parameters]
     with torch.inference_mode(False), torch.enable_grad():
@@ -39,7 +39,7 @@ def gradients_on(
 def optimizer_step(
     optimizer: Optimizer, parameters: Sequence[Parameter], gradients: Sequence[Tensor | None], when: bool | Tensor
 ) -> None:
-    """Make one step by these gradients, where the condition holds; a parameter without a gradient stays as it is."""
+    """Make one step with these gradients if the condition holds. A parameter without a gradient does not change."""
     with own_gradients(parameters):
         for p, gradient in zip(parameters, gradients, strict=True):
             p.grad = gradient
@@ -49,7 +49,7 @@ def optimizer_step(
 
 @contextmanager
 def forgotten(parameters: Sequence[Parameter], optimizer: Optimizer | None) -> Iterator[None]:
-    """Forget at the end what is learned inside: parameters and optimizer are as before."""
+    """Restore the parameters and clear the optimizer at the end: nothing learned inside remains."""
     found = [p.detach().clone() for p in parameters]
     try:
         yield

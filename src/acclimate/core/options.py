@@ -1,4 +1,4 @@
-"""What every method takes, its defaults, and its hyper-parameters by network."""
+"""Options that every method takes, their defaults, and hyper-parameters by network."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .prediction import Strategy
 __all__ = ["FEW_CLASSES", "NETWORKS", "Defaults", "MakeOptimizer", "Options", "Presets", "Running", "override"]
 
 MakeOptimizer: TypeAlias = Callable[[list[Parameter]], Optimizer]
-"""Makes an optimizer of parameters, such as `partial(Adam, lr=1e-4)`."""
+"""A function from parameters to an optimizer, such as `partial(Adam, lr=1e-4)`."""
 
 Presets: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""Keyword arguments of a method by network, one of `NETWORKS`."""
+"""Keyword arguments of a method for the networks in `NETWORKS`, by name."""
 
 FEW_CLASSES = {"resnet50": "cifar-resnet", "vit-base": "cifar-vit"}
-"""Which preset to try instead of the paper's where there are about ten classes.
+"""The preset to try instead of the paper's if there are about ten classes.
 
 The paper's learning rates are for 1,000 classes. With ten, a prediction has up to three times less entropy, and EATA's
 weights are up to six times smaller (10^0.4 against 1000^0.4). These presets suit two networks of 0.9 million parameters
@@ -60,7 +60,7 @@ class Options(Running, total=False):
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a method uses where its user does not choose."""
+    """What a method uses unless the user chooses otherwise."""
 
     lr: float = 2.5e-4
     optimizer: Callable[..., Optimizer] = _SGD
@@ -70,7 +70,7 @@ class Defaults:
 
 
 def override(preset: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a preset with arguments in its place; a rate or an optimizer replaces the preset's other one."""
+    """Return a preset overridden by arguments; an optimizer replaces its rate, and a rate goes to its optimizer."""
     settings, given = deepcopy(dict(preset)), dict(arguments)
     if given.get("optimizer") is not None:
         settings.pop("lr", None)

@@ -4,7 +4,7 @@ A method asks for `batch.kept(keep)` and need not know how the gradient is compu
 so there are several strategies:
 
 - `masked` runs the batch once with a graph and masks the loss.
-- `sparse` does the same through a compiled network, whose backward runs only on the rows that have a gradient.
+- `sparse` does the same through a compiled network. Its backward runs only on the rows that have a gradient.
 - `replay` runs the batch without a graph, then the kept samples again with one. It needs less memory, and less time
   where few are kept. BatchNorm repeats the statistics of the first pass, so the logits are equal; the one difference is
   that no gradient flows through the statistics. LayerNorm and GroupNorm networks get exactly the same gradient.
@@ -33,7 +33,7 @@ Strategy: TypeAlias = Literal["masked", "sparse", "replay", "replay-subset"]
 
 
 class Predictor(Protocol):
-    """What a prediction needs of an adapter."""
+    """What a prediction needs from an adapter."""
 
     step: Step
     execution: Execution
@@ -57,7 +57,7 @@ class Predictor(Protocol):
 class Kept:
     """The logits of the kept samples with a graph, in the layout of the strategy.
 
-    Samples that do not count may lie among them, so that no shape depends on how many are kept. `mean` and `any` handle
+    They may include samples that do not count, so that no shape depends on how many are kept. `mean` and `any` handle
     this.
     """
 
@@ -65,9 +65,9 @@ class Kept:
     counts: Tensor | None
     """Which of them count, per sample or pixel; None means all."""
     places: Tensor | None
-    """Their rows in the batch; None means that they are the batch."""
+    """Their rows in the batch; None means that they are the whole batch."""
     any: bool | Tensor
-    """Whether there is anything to learn from; a tensor where only the device knows."""
+    """Whether there is anything to learn from; a tensor if the value is only on the device."""
 
     def of(self, values: Tensor) -> Tensor:
         """Return values of the batch for these samples."""
@@ -81,7 +81,7 @@ class Kept:
 
 
 class Prediction(ABC):
-    """What the strategies share. `logits`, of the whole batch, carry no graph."""
+    """The base class of the strategies. `logits` are those of the whole batch, without a graph."""
 
     logits: Tensor
 
@@ -90,7 +90,7 @@ class Prediction(ABC):
         self.x = x
 
     def kept(self, keep: Tensor, subnetworks: SubNetworks | None = None) -> Kept:
-        """Return what a mask of samples (B,) or of pixels (B, H, W) keeps, perhaps predicted by sub-networks."""
+        """Return what a mask of samples (B,) or of pixels (B, H, W) keeps, optionally predicted by sub-networks."""
         samples = samples_of(keep)
         self.adapter.step.kept = keep
         kept = self._some(keep, samples, subnetworks)
@@ -237,12 +237,12 @@ class ReplaySubset(Replay):
 
 
 def samples_of(keep: Tensor) -> Tensor:
-    """Return which samples a mask of samples or pixels keeps anything of."""
+    """Return which samples are kept: those with at least one kept pixel, if the mask is of pixels."""
     return keep if keep.dim() == 1 else keep.flatten(1).any(1)
 
 
 def _any(samples: Tensor) -> bool | Tensor:
-    """Read it where that costs nothing."""
+    """Return whether any sample is kept; a bool if reading it needs no synchronisation."""
     return bool(samples.any()) if samples.device.type == "cpu" else samples.any()
 
 

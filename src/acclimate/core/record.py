@@ -1,4 +1,4 @@
-"""The record of a step: what it kept, what it learned by, what it cost."""
+"""The record of a step: what it kept, the terms of its loss, and its passes."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ class Step:
     size: int
     logits: Tensor | None = None
     kept: Tensor | None = None
-    """S(x) > 0 per sample or pixel; None where the method learns from everything or from nothing."""
+    """S(x) > 0 per sample or pixel; None if the method learns from everything or from nothing."""
     forwards: int | Tensor = 0
     backwards: int | Tensor = 0
-    """Samples whose logits received a gradient: the paper's count for EATA, EATA-C and SAR."""
+    """Samples that received a gradient in their logits: the paper's count for EATA, EATA-C and SAR."""
     in_graph: int | Tensor = 0
     """Samples in the graph of a backward pass: the paper's count for ROID."""
     taken: bool | Tensor = False
-    """Whether an update was made; a tensor where only the device knows."""
+    """Whether an update was made; a tensor if the value is only on the device."""
     losses: dict[str, Tensor] = field(default_factory=dict)
     """The terms of the loss, whether or not an update was made."""
     opinions: Uncertainty | None = None
-    """Of each sample that a sub-network has predicted."""
+    """Uncertainty of each sample that a sub-network has predicted."""
     counts: Tensor | None = None
     """Which of them were kept; None means all."""
     graph: tuple[Pass, int] | None = None
-    """The last pass with a graph, and its batch size: a backward runs in its contexts, for networks that recompute
-    activations."""
+    """The last pass with a graph, and its batch size. A backward runs in the contexts of this pass, because networks
+    may recompute activations."""
 
     def count(self, forwards: int | Tensor = 0, backwards: int | Tensor = 0, in_graph: int | Tensor = 0) -> None:
-        """Add passes, one per sample."""
+        """Add numbers of passes, counted per sample."""
         self.forwards, self.backwards = self.forwards + forwards, self.backwards + backwards
         self.in_graph = self.in_graph + in_graph
 
@@ -72,15 +72,15 @@ class Step:
         return replace(self, **{f.name: _copy(getattr(self, f.name)) for f in fields(self)})
 
     def reject(self, sound: Tensor) -> None:
-        """Count nothing where the batch was rejected on the device."""
+        """Count no forward pass if the batch was rejected on the device."""
         self.forwards = self.forwards * sound.all()
 
     def assess(self, opinions: Uncertainty, counts: Tensor | None) -> None:
-        """Note the uncertainty of each sample that a sub-network has predicted, of which some count."""
+        """Store the uncertainty of each sample that a sub-network has predicted; `counts` marks the kept ones."""
         self.opinions, self.counts = opinions, counts
 
     def finish(self, logits: Tensor) -> None:
-        """Close the record: backward passes count only where an update was made."""
+        """Close the record: backward passes count only if an update was made."""
         self.backwards, self.in_graph = self.backwards * self.taken, self.in_graph * self.taken
         self.logits, self.graph = logits.detach(), None
 
@@ -96,17 +96,17 @@ class Step:
 
     @property
     def terms(self) -> dict[str, Tensor]:
-        """The terms of the loss by name; empty where no update was made."""
+        """The terms of the loss by name; empty if no update was made."""
         return self.losses if self.updated else {}
 
     @property
     def loss(self) -> Tensor | None:
-        """The sum of the terms; None where no update was made."""
+        """The sum of the terms; None if no update was made."""
         return torch.stack([*self.losses.values()]).sum() if self.updated else None
 
     @property
     def uncertainty(self) -> Uncertainty | None:
-        """Of each kept sample, from methods that measure it; None where no update was made."""
+        """Uncertainty of each kept sample, for methods that measure it; None if no update was made."""
         if self.opinions is None or not self.updated:
             return None
         return self.opinions if self.counts is None else Uncertainty(*(o[self.counts] for o in self.opinions))

@@ -1,4 +1,4 @@
-"""An adapter as the call that makes it, and what its recorded steps depend on."""
+"""The call that builds an adapter, and the settings that its recorded steps depend on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def call_text(adapter: Any, base: type, *, engine: bool) -> str:
     classes = [cls for cls in type(adapter).__mro__ if issubclass(cls, base) and cls is not base]
     own = [p for cls in classes for p in inspect.signature(cls.__init__).parameters.values()]
     names = dict.fromkeys(p.name for p in own if p.kind is p.KEYWORD_ONLY and p.name not in shared)
-    if "select" in names:  # it includes them
+    if "select" in names:  # the selector includes margin and epsilon
         names = {name: None for name in names if name not in ("margin", "epsilon")}
     arguments = [type(adapter.model).__name__, *(f"{name}={_setting(adapter, name)!r}" for name in names)]
     if adapter.optimizer is not None:
@@ -46,7 +46,7 @@ def call_text(adapter: Any, base: type, *, engine: bool) -> str:
 
 
 def _setting(adapter: Any, name: str) -> Any:
-    """Return an argument's value; where a method of the adapter has its name, the attribute ends in an underscore."""
+    """Return an argument's value; if a method of the adapter has its name, the attribute ends in an underscore."""
     return getattr(adapter, f"{name}_" if hasattr(adapter, f"{name}_") else name)
 
 

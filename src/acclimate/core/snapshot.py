@@ -59,7 +59,7 @@ def optimizer_state(optimizer: Optimizer | None) -> tuple[dict[str, Tensor], dic
 
 
 def restore_optimizer(optimizer: Optimizer | None, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
-    """Invert `optimizer_state`, in place where possible: recorded steps read it there."""
+    """Invert `optimizer_state`, in place where possible, because recorded steps read that memory."""
     if optimizer is None:
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

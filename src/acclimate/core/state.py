@@ -34,7 +34,7 @@ class State:
         classes: list[int] | None,
     ) -> None:
         self.adapter, self.parameters = adapter, parameters
-        """`parameters` are those whose changes outlast a call."""
+        """`parameters` are those that stay changed after a call."""
         self.optimizer, self.generator = optimizer, generator
         self.method = type(adapter).__name__
         groups = [] if optimizer is None else optimizer.param_groups
@@ -44,12 +44,12 @@ class State:
             "settings": [sorted(map(str, group)) for group in groups],
             "classes": classes,
         }
-        """What must be equal for a state to fit, besides names and shapes."""
+        """What must be equal for a state to fit, in addition to names and shapes."""
         self._source: Snapshot | None = None
         self._fingerprint: str | None = None
 
     def source(self) -> Snapshot:
-        """Return the state before the first batch, copied when it is first asked for."""
+        """Return the state before the first batch, copied by the first call."""
         if self._source is None:
             self._source = self.copy()
         return self._source
@@ -70,7 +70,7 @@ class State:
         return Snapshot({**copies(tensors), "generator/state": self.generator.get_state()}, settings)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot; raise, and change nothing, where it does not fit."""
+        """Restore a snapshot; raise and change nothing if it does not fit."""
         parts = snapshot.parts()
         self._check_fit(parts, snapshot.settings)
         restore_optimizer(self.optimizer, parts["optimizer"], snapshot.settings)
@@ -89,7 +89,7 @@ class State:
         self._restore_slots(parts, (slot for slot in self.slots() if slot[0].split(".")[0] in names))
 
     def save(self, path: str | Path, snapshot: Snapshot, call: str) -> None:
-        """Write a snapshot to a file, with the call that makes the adapter."""
+        """Write a snapshot to a file, with the call that builds the adapter."""
         state_file.write(path, snapshot, method=self.method, call=call, model=self.fingerprint())
 
     def read(self, path: str | Path) -> tuple[Snapshot, str]:
@@ -100,14 +100,14 @@ class State:
         """Return a hash of the network as it was before any adaptation."""
         if self._fingerprint is None:
             before = self.source_parameters()
-            source = {id(p): before[name] for name, p in self.parameters.items()}  # also where tied
+            source = {id(p): before[name] for name, p in self.parameters.items()}  # also for tied parameters
             network = self.adapter.get_submodule("model").state_dict(keep_vars=True)
             kept = ((name, source.get(id(t), t)) for name, t in network.items() if isinstance(t, Tensor))
             self._fingerprint = state_file.fingerprint(kept)
         return self._fingerprint
 
     def slots(self) -> Iterator[Slot]:
-        """Yield where the method keeps its state: the persistent buffers outside the network."""
+        """Yield the buffers that hold the method's state: the persistent ones outside the network."""
         for path, module in method_modules(self.adapter):
             for key in module._buffers:
                 if key not in module._non_persistent_buffers_set:
@@ -135,7 +135,7 @@ class State:
                 like = next(iter(self.adapter.parameters()), torch.empty(0))
                 setattr(module, key, None if value is None else value.to(like.device, copy=True))
             elif (now.shape, now.dtype) == (value.shape, value.dtype):
-                now.copy_(value)  # in place, where recorded steps read it
+                now.copy_(value)  # in place, because recorded steps read this memory
             else:
                 setattr(module, key, value.to(now.device, copy=True))
 

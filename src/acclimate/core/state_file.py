@@ -1,4 +1,4 @@
-"""An adapter's state as one safetensors file, written whole or not at all."""
+"""An adapter's state as one safetensors file, written completely or not at all."""
 
 from __future__ import annotations
 

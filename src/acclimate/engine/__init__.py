@@ -1,6 +1,6 @@
 """How passes run fast: precision, layout, compilation, a backward pass on the kept samples, CUDA graphs.
 
-Nothing of torch.compile is imported before a pass is compiled.
+No part of torch.compile is imported before a pass is compiled.
 """
 
 from .choice import TESTED_TORCH, Engine, Precision, choose

@@ -18,7 +18,7 @@ from .runner import Runner
 __all__ = ["Capture", "CaptureCache", "Host", "NotRecordableError", "Slot", "State", "read_state", "write_back"]
 
 _WARM_UP = 2  # live calls, so that everything is compiled and all state is allocated
-_MOST = 8  # shapes per kind
+_MOST = 8  # recorded shapes per kind
 
 Value = TypeVar("Value")
 Slot: TypeAlias = tuple[str, nn.Module, str]
@@ -28,7 +28,7 @@ State: TypeAlias = dict[str, Tensor | None]
 
 
 class Host(Protocol):
-    """What the recorder needs of an adapter."""
+    """What the recorder needs from an adapter."""
 
     runner: Runner
     optimizer: Optimizer | None
@@ -42,13 +42,13 @@ class Host(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """The device of the network."""
 
     def slots(self) -> Iterator[Slot]:
         """The buffers that hold the method's state."""
 
     def settings(self) -> Iterator[Hashable]:
-        """What the method's Python reads: hyper-parameters and the modules they are in."""
+        """The settings that the method's Python code reads: hyper-parameters and the modules they are in."""
 
 
 def read_state(host: Host) -> State:
@@ -57,7 +57,7 @@ def read_state(host: Host) -> State:
 
 
 def write_back(host: Host, found: State) -> None:
-    """Copy new state into the memory where it was found, which recorded steps read, if it has the same shape."""
+    """Copy new state of the same shape back into its original memory, because recorded steps read it there."""
     for name, module, key in host.slots():
         old, new = found[name], getattr(module, key)
         if old is not None and new is not None and new is not old and old.shape == new.shape:
@@ -65,7 +65,7 @@ def write_back(host: Host, found: State) -> None:
 
 
 class NotRecordableError(RuntimeError):
-    """A step asks the host something, or does what a CUDA graph cannot repeat."""
+    """A step reads something back to the host, or does something that a CUDA graph cannot repeat."""
 
 
 class Capture:
@@ -161,7 +161,7 @@ class CaptureCache:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Disable it: destroying the CUDA graph of an older adapter would spoil the one being recorded."""
+    """Disable it, because destroying an older adapter's CUDA graph would invalidate the one being recorded."""
     collecting = gc.isenabled()
     gc.disable()
     try:

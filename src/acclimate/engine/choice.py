@@ -53,7 +53,7 @@ def choose(
     *,
     moved: bool = False,
 ) -> Engine:
-    """Return the engine that was asked for on this device; a model that `moved` off the GPU loses CUDA graphs."""
+    """Return the engine for this device; a model that `moved` off the GPU no longer uses CUDA graphs."""
     cuda = device.type == "cuda"
     if isinstance(engine, Engine):
         chosen = engine

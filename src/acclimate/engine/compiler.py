@@ -84,7 +84,7 @@ class Compiler:
         return len(self.backends())
 
     def backends(self) -> list[SelectiveBackward]:
-        """Return the backends of those."""
+        """Return the backends of the selective passes."""
         return [p.backend for p in self._compiled.values() if p is not None and p.backend is not None]
 
     def __call__(
@@ -127,7 +127,7 @@ class Compiler:
             return call.run(), False
 
     def _compile(self, call: _Call, expected: Tensor) -> CompiledPass | None:
-        """Compile a pass and verify it against the eager one; return None, with a warning, where that fails."""
+        """Compile a pass and verify it against the eager one; return None, with a warning, if that fails."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # deprecations inside torch
@@ -206,7 +206,7 @@ class Compiler:
         warnings.warn(f"{what}: {type(error).__name__}: {why}.{hint}", stacklevel=2)
 
     def _tensors(self, call: _Call) -> dict[str, Tensor]:
-        """Return all tensors of the network by name, with those of the call in their place."""
+        """Return all tensors of the network by name, replaced by those that the call has."""
         return {**self._own, **call.tensors}
 
     @cached_property

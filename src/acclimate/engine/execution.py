@@ -1,6 +1,6 @@
-"""How a step runs: live, as it is written, or while it is being recorded (see `recorder`).
+"""How a step runs: live, or while it is being recorded as a CUDA graph (see `recorder`).
 
-An adapter asks these few questions of its execution, and need not know which one it has.
+An adapter calls these few methods and need not know which of the two applies.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Gathered(NamedTuple):
 
     places: Tensor
     padded: bool
-    """Rows that are not kept lie among them, after the kept ones."""
+    """Whether rows that are not kept follow the kept ones, as padding."""
     samples: int | None
-    """How many are kept, where the host knows and some are padding."""
+    """How many are kept, if the host knows it and some rows are padding."""
 
 
 class Execution(ABC):
-    """What a step asks of the way it runs."""
+    """What a step needs from the way it runs."""
 
     @abstractmethod
     def once(self, make: Callable[[], Value]) -> Value:
@@ -41,7 +41,7 @@ class Execution(ABC):
 
     @abstractmethod
     def check(self, x: Tensor, logits: Tensor, *, unit_range: bool) -> bool:
-        """Reject a batch with NaN or infinity; return whether the host has looked at it."""
+        """Reject a batch with NaN or infinity; return whether the host has checked it."""
 
     @abstractmethod
     def count(self, samples: Tensor) -> None:
@@ -53,11 +53,11 @@ class Execution(ABC):
 
     @abstractmethod
     def sample(self, subnetworks: SubNetworks, x: Tensor, generator: Generator, count: int | None) -> Sample:
-        """Sample sub-networks for a batch whose first `count` rows are samples."""
+        """Sample sub-networks for a batch; rows after the first `count` are padding."""
 
     @abstractmethod
     def condition(self, when: bool | Tensor, *, can_wait: bool) -> bool | Tensor:
-        """Return the condition of an update, read by the host unless the optimizer can wait for it."""
+        """Return the condition of an update; with `can_wait` it may stay on the device."""
 
     @abstractmethod
     def gradients(
@@ -67,7 +67,7 @@ class Execution(ABC):
 
 
 class Live(Execution):
-    """A step runs as it is written, and may read from the device."""
+    """Run a step directly; the host may read from the device."""
 
     def once(self, make: Callable[[], Value]) -> Value:
         """Compute it."""
@@ -93,7 +93,7 @@ class Live(Execution):
         return subnetworks.sample(x, generator, count)
 
     def condition(self, when: bool | Tensor, *, can_wait: bool) -> bool | Tensor:
-        """Read the condition where that costs nothing, or where the optimizer cannot wait."""
+        """Read the condition if that needs no synchronisation, or if it cannot stay on the device."""
         if isinstance(when, Tensor) and (when.device.type == "cpu" or not can_wait):
             return bool(when)
         return when
@@ -115,7 +115,7 @@ class Live(Execution):
 
 @contextmanager
 def own_gradients(parameters: Sequence[Parameter]) -> Iterator[None]:
-    """Clear `.grad` of the parameters inside the block, and put back the user's at the end."""
+    """Clear `.grad` of the parameters inside the block, and restore the user's values at the end."""
     found = [p.grad for p in parameters]
     for p in parameters:
         p.grad = None
@@ -127,5 +127,5 @@ def own_gradients(parameters: Sequence[Parameter]) -> Iterator[None]:
 
 
 def rows_first(mask: Tensor, count: int) -> Tensor:
-    """Return the places of `count` rows: those in the mask in their order, then others."""
+    """Return the indices of `count` rows: first those in the mask, in order, then others."""
     return torch.argsort(mask.logical_not().to(torch.uint8), stable=True)[:count]

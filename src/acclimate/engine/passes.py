@@ -53,7 +53,7 @@ class Pass:
 
     @contextmanager
     def entered(self, normalisation: Normalisation, size: int, given: Sequence[Tensor]) -> Iterator[Record | None]:
-        """Put the network into the state that this pass needs; yields a record of the statistics, if there is one."""
+        """Put the network into the state that this pass needs; yield the record of the statistics, if there is one."""
         scales, replayed = given[: self.batched], given[self.batched :]
         with ExitStack() as stack:
             if self.subnetworks is not None and self.sample is not None:

@@ -2,8 +2,8 @@
 
 A step that does not branch on data is recorded whole: forward, loss, backward, optimizer. Where the kept samples run
 again, or the backward runs on their rows, a step has two captures: the first predicts and counts what is kept; the host
-reads that number and replays the second, which was recorded for so many rows. A method that must ask the host something
-in between records functions instead, such as the Langevin dynamics of TEA.
+reads that number and replays the second, which was recorded for that number of rows. A method that must read something
+back in between records functions instead, such as the Langevin dynamics of TEA.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Adapt: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 
 def recordable(adapt: Adapt) -> Adapt:
-    """Mark an `adapt` that asks the host nothing and does not branch on data: the engine may record it."""
+    """Mark an `adapt` that the engine may record: it reads nothing back to the host and does not branch on data."""
 
     @wraps(adapt)
     def run(self: Any, x: Tensor) -> Tensor:
@@ -49,9 +49,9 @@ class Recorder:
         self.cache = CaptureCache()
         self._busy = False
         self._rejected: Tensor | None = None
-        """On the device: batches that were rejected for their images, and for their logits."""
+        """The numbers of batches rejected for their images and for their logits, on the device."""
         self._report: Tensor | None = None
-        """The same on the host, a little later."""
+        """The same numbers on the host, copied without waiting."""
         self._raised = [0, 0]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Recorder:
@@ -73,7 +73,7 @@ class Recorder:
     # Steps ------------------------------------------------------------------------------------------------------------
 
     def step(self, adapt: Adapt, x: Tensor) -> Tensor:
-        """Run a step: replayed, recorded first, or live while it warms up."""
+        """Run a step: replay it, after recording it if needed, or run it live while it warms up."""
         if self.off or self._busy or not self.host.runner.engine.graphs or not x.is_cuda:
             return adapt(self.host, x)
         key = ("step", x.shape, x.dtype, x.stride())
@@ -101,13 +101,13 @@ class Recorder:
         return RecordedStep(self, adapt, x)
 
     def reject(self, sound: Tensor) -> None:
-        """Count a batch that is not sound, as part of a recorded step. It has changed nothing then."""
+        """Count the batch as rejected unless it is sound, as part of a recorded step."""
         assert self._rejected is not None  # noqa: S101
         images, logits = sound.logical_not().unbind()
         self._rejected += torch.stack([images, logits & ~images])
 
     def settle(self, *, wait: bool = False, discard: bool = False) -> None:
-        """Raise the deferred error of an earlier batch; `wait` for the device, `discard` the error."""
+        """Raise the deferred error of an earlier batch; `wait` synchronises first, `discard` drops it."""
         if self._report is None:
             return
         if wait:
@@ -136,9 +136,9 @@ class Recorder:
         generator: Generator | None = None,
         reads: Iterable[Tensor] = (),
     ) -> Any:
-        """Run a function of tensors that leaves the adapter unchanged: replayed, recorded first, or live.
+        """Run a function of tensors that leaves the adapter unchanged: replay it, record it first, or call it.
 
-        `reads` are tensors besides parameters that it reads where they are.
+        `reads` are tensors other than parameters that the function reads in place.
         """
         given = inputs if generator is None else (*inputs, generator)
         if self.off or self._busy or not self.host.runner.engine.graphs or not inputs[0].is_cuda:
@@ -166,7 +166,7 @@ class Recorder:
 
     @contextmanager
     def running(self, execution: Execution | None = None) -> Iterator[None]:
-        """Run a step inside, perhaps under an execution of ours, so that recorded steps survive it."""
+        """Run a step inside the block, perhaps with another execution, so that recorded steps stay valid."""
         live, self._busy = self.host.execution, True
         self.host.execution = live if execution is None else execution
         try:
@@ -185,7 +185,7 @@ class Recorder:
 
     def capture(self, device: torch.device) -> Capture:
         """Return a new capture."""
-        self.host.runner.weights()  # copies are renewed here, not as part of the record
+        self.host.runner.weights()  # renew the copies now, so that copying is not recorded
         return Capture(self.cache.pool, self.cache.stream(device))
 
     def _addresses(self) -> Iterator[Hashable]:
@@ -194,7 +194,7 @@ class Recorder:
             yield None if value is None else value.data_ptr()
 
     def _signature(self) -> Iterator[Hashable]:
-        """What a recorded step has by address or by value, besides its state: a change makes it record again."""
+        """Yield what a recorded step reads by address or value, except state; a change causes a new recording."""
         host = self.host
         yield host.runner.engine
         yield from ((p.data_ptr(), p._version) for p in host.runner.frozen.values())
@@ -210,7 +210,7 @@ class Recorder:
 class RecordedStep:
     """A recorded step for one shape of batch: a first capture, and one per number of kept rows.
 
-    A number of rows runs live once, so that everything is compiled, and is recorded when it comes again.
+    For each number of rows, the first step runs live, so that everything is compiled; the second is recorded.
     """
 
     def __init__(self, recorder: Recorder, adapt: Adapt, x: Tensor) -> None:

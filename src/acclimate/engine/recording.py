@@ -24,7 +24,7 @@ Value = TypeVar("Value")
 
 
 class FunctionExecution(Execution):
-    """A function is being recorded. Its caller checks what it returns; it has changed nothing."""
+    """Record a function. It changes no state, and its caller checks what it returns."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
@@ -35,7 +35,7 @@ class FunctionExecution(Execution):
         return make()
 
     def check(self, x: Tensor, logits: Tensor, *, unit_range: bool) -> bool:  # noqa: ARG002
-        """Do not look."""
+        """Check nothing: the caller of the function does."""
         return False
 
     def count(self, samples: Tensor) -> None:  # noqa: ARG002
@@ -79,10 +79,11 @@ class FunctionExecution(Execution):
 
 
 class StepExecution(FunctionExecution):
-    """A step, or a part of one, is being recorded; or it runs live from the prediction of its first capture.
+    """Record a step or a part of one, or run the rest of a step live from the prediction of its first capture.
 
     A first capture ends where samples are counted: the host reads the count, and the rest of the step runs live. A
-    second one is for a number of `rows` and starts from the first's prediction. A step that never counts has one.
+    second one is for a number of `rows` and starts from the first's prediction. A step that never counts has only
+    the first.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class StepExecution(FunctionExecution):
         self.logits = torch.empty(0)
         self.prediction: Any = None
         self.sound: Tensor | None = None
-        """Whether images and logits are finite, one flag each, until the host has looked."""
+        """Whether images and logits are finite, one flag each, until the host has read them."""
         self.report: Tensor | None = None
         """Those flags, and how many samples are kept."""
         self.exact = False
@@ -169,7 +170,7 @@ class StepExecution(FunctionExecution):
         self.capture.graph.replay()
 
     def read(self) -> tuple[int, int]:
-        """Read how many samples the first capture has kept, and return it with the number of rows for it."""
+        """Return how many samples the first capture has kept, and the number of rows to use for them."""
         assert self.report is not None  # noqa: S101
         *sound, count = self.report.tolist()
         if not all(sound):
@@ -193,7 +194,7 @@ class StepExecution(FunctionExecution):
         return prediction
 
     def check(self, x: Tensor, logits: Tensor, *, unit_range: bool) -> bool:  # noqa: ARG002
-        """Look on the device: nothing changes where the batch is not sound."""
+        """Check on the device: a batch that is not sound changes nothing."""
         if self.recording:
             sound = soundness(x, logits)
             self.sound = sound if self.sound is None else self.sound & sound
@@ -224,7 +225,7 @@ class StepExecution(FunctionExecution):
         return Gathered(rows_first(samples, self.rows), padded=True, samples=None)
 
     def sample(self, subnetworks: SubNetworks, x: Tensor, generator: Generator, count: int | None) -> Sample:  # noqa: ARG002
-        """Return memory that is filled before each replay; or at once, where the step runs live."""
+        """Return memory that is filled before each replay, or at once if the step runs live."""
         if self.rows is None or subnetworks.per == "batch":
             raise NotRecordableError('sub-networks are sampled per="batch", or for the whole batch')
         if self.samples:
@@ -244,7 +245,7 @@ class StepExecution(FunctionExecution):
         scales[:count].copy_(sampled if sampled.is_cuda else sampled.pin_memory(), non_blocking=True)
 
     def condition(self, when: bool | Tensor, *, can_wait: bool) -> bool | Tensor:  # noqa: ARG002
-        """Leave it on the device, and add that the batch is sound, where the host has not looked."""
+        """Leave it on the device, and require a sound batch if the host has not checked it."""
         if self.sound is None:
             return when
         return self.sound.all() if when is True else self.sound.all() & when

@@ -25,7 +25,7 @@ class Output(NamedTuple):
 
     logits: Tensor
     statistics: Sequence[Tensor] = ()
-    """Of BatchNorm, where the pass records them."""
+    """BatchNorm's statistics, if the pass records them."""
     by_rows: bool = False
     """Whether the backward runs only on the rows that have a gradient."""
 
@@ -55,7 +55,7 @@ class Runner:
 
     @property
     def engine(self) -> Engine:
-        """How passes run now. Another one takes effect with the next pass."""
+        """How passes run now. A new engine takes effect with the next pass."""
         return Engine() if self._exact else self._engine
 
     @engine.setter
@@ -75,7 +75,8 @@ class Runner:
             x = x.contiguous(memory_format=torch.channels_last)
         tensors = {**self.weights(), **pass_.parameters}
         body = Body(self.model, self.normalisation, pass_)
-        skips = pass_.subnetworks is not None and pass_.subnetworks.per == "batch"  # each sample is another program
+        # Each sub-network that skips branches would need a program of its own.
+        skips = pass_.subnetworks is not None and pass_.subnetworks.per == "batch"
         with self._autocast(x.device):
             if not engine.compiled or skips:
                 logits, *statistics = body.run(x, tensors)
@@ -98,7 +99,7 @@ class Runner:
 
     @contextmanager
     def precise(self) -> Iterator[None]:
-        """Allow TF32 in matrix products of a whole step, where the engine asks for it."""
+        """Allow TF32 in matrix products of a whole step, if the engine uses it."""
         if self.engine.precision != "tf32":
             yield
             return
@@ -113,7 +114,7 @@ class Runner:
 
     @contextmanager
     def exact(self) -> Iterator[None]:
-        """Run passes inside eagerly in the network's own precision, for what is computed once."""
+        """Run passes inside eagerly in the network's own precision, for values that are computed only once."""
         self._exact = True
         try:
             yield

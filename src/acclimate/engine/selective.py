@@ -1,4 +1,4 @@
-"""A backward pass on only those rows of a batch whose output gradient is not zero.
+"""A backward pass on only those rows of a batch that have a nonzero output gradient.
 
 This is a `torch.compile` backend around Inductor. The network is compiled with a symbolic batch size. Its backward
 graph is traced again with a gather in front, which takes the rows with a gradient out of each saved activation, for any
@@ -209,7 +209,7 @@ def _number(size: Any) -> int:
 
 
 def _holds_for_any(symbol: Any, environment: ShapeEnv, numbers: Iterable[int]) -> None:
-    """Raise where the compiler assumed something that does not hold for every number of rows."""
+    """Raise if the compiler assumed something that does not hold for every number of rows."""
     if environment.replace(symbol) != symbol:
         raise UnfitError(f"its backward was compiled for {environment.replace(symbol)} rows only")
     for guard in (g.expr for g in environment.guards if g.expr.free_symbols == {symbol}):

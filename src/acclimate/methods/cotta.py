@@ -30,10 +30,11 @@ ON_CIFAR10 = {"threshold": 0.92, "restoration": 0.01, "loss": "teacher"}
 class CoTTA(Adapter):
     """min_θ mean_b −½ Σ p_t log p − ½ Σ p log p_t, with p_t of a teacher, the moving average of θ.
 
-    Where the anchor, which is the source network, is not confident of a batch, the teacher averages its logits over
-    augmented views. After each step a few random elements of θ go back to the source. Returns the teacher's logits.
+    Where the anchor, which is the source network, is not confident about a batch, the teacher averages its logits over
+    augmented views. After each step a few random elements of θ are restored to the source. Returns the
+    teacher's logits.
 
-    A segmenter learns the teacher's labels, min_θ mean −log p(ŷ_t): those of one view where the anchor is confident of
+    A segmenter learns the teacher's labels, min_θ mean −log p(ŷ_t): those of one view where the anchor is confident in
     a pixel, elsewhere those of a mean over resized and mirrored views (see `multiscale`).
 
     Paper: https://arxiv.org/abs/2203.13591
@@ -46,11 +47,11 @@ class CoTTA(Adapter):
 
     Args:
         model: a classifier that takes images in [0, 1] (see `acclimate.Normalised`), or a segmenter.
-        momentum: of the teacher.
-        restoration: the probability that an element of θ goes back to the source; 0.01 on CIFAR and for segmenters.
-        threshold: p_th; views are used where the anchor's confidence is below it, the mean of a batch or a pixel's.
-        views: how many, for a classifier.
-        loss: `"symmetric"`, or `"teacher"`, the cross-entropy −Σ p_t log p alone, as on CIFAR; for a classifier.
+        momentum: the teacher's momentum.
+        restoration: the probability that an element of θ is restored to the source; 0.01 on CIFAR and for segmenters.
+        threshold: p_th; views are used if the anchor's confidence, averaged over a batch or in a pixel, is below it.
+        views: the number of views, for a classifier.
+        loss: `"symmetric"`, or `"teacher"`, only the cross-entropy −Σ p_t log p, as on CIFAR; for a classifier.
         augment: makes a classifier's view: a function of (images, generator).
         ratios: relative sizes of a segmenter's views.
         options: what every adapter takes, such as `lr` and `engine`: see `Adapter`. All parameters adapt by default.

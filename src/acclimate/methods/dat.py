@@ -20,7 +20,7 @@ from ..parts.teacher import Teacher
 
 __all__ = ["DAT"]
 
-_ANCHOR_RATIOS = (1.0, 1.25, 1.5)  # views of the anchor that its certainty u is a mean of
+_ANCHOR_RATIOS = (1.0, 1.25, 1.5)  # relative sizes over which the anchor's confidence u is averaged
 
 
 class DAT(Adapter):
@@ -28,8 +28,8 @@ class DAT(Adapter):
 
     Labels ŷ_t come from a teacher, as in CoTTA; u is the mean confidence of the anchor, the source network, over three
     sizes. With each of the first images of a domain, the tensors with the largest Σ|gradient| join θ', for the loss on
-    uncertain pixels (u < 0.85) and for the loss on certain ones (u > 0.99). Each image has a new Adam, whose learning
-    rate is halved with each round. Returns the teacher's logits.
+    uncertain pixels (u < 0.85) and for the loss on certain ones (u > 0.99). Each image has a new Adam. Its
+    learning rate is halved with each round. Returns the teacher's logits.
 
     Paper: https://arxiv.org/abs/2309.13604
 
@@ -40,12 +40,12 @@ class DAT(Adapter):
 
     Args:
         model: a segmenter.
-        momentum: of the teacher.
-        threshold: of the anchor's confidence in a pixel: above it one view is enough.
-        uncertain: u below which a pixel counts as shifted.
-        certain: u above which a pixel is learned from.
-        share: of the tensors that may join with an image, twice; at least one.
-        search: with how many images of a domain tensors may join (`new_domain` starts one).
+        momentum: the teacher's momentum.
+        threshold: where the anchor's confidence in a pixel is above this, one view is enough.
+        uncertain: a pixel with u below this counts as shifted.
+        certain: a pixel with u above this is learned from.
+        share: the share of the tensors that joins with each image, for each of the two losses; at least one tensor.
+        search: tensors join during this many images of a domain (`new_domain` starts one).
         ratios: relative sizes of the teacher's views.
         options: what every adapter takes, such as `lr`: see `Adapter`. All parameters may adapt by default.
     """
@@ -84,7 +84,7 @@ class DAT(Adapter):
 
     def new_domain(self, *, round: int = 1) -> None:  # noqa: A002
         """Choose tensors again; the learning rate is halved with each round."""
-        self.state.source()  # the source is the state before this
+        self.state.source()  # copied before anything changes
         self.chosen.zero_()
         self.seen.zero_()
         self.round.fill_(round)
@@ -128,7 +128,7 @@ class DAT(Adapter):
 
     @torch.no_grad()
     def _choose(self, gradients: Sequence[Tensor]) -> None:
-        """Let the tensors with the largest Σ|gradient| join."""
+        """Add the tensors with the largest Σ|gradient| to θ'."""
         size = torch.stack([g.abs().sum() for g in gradients])
         largest = size.topk(max(1, int(self.share * len(size)))).indices
         self.chosen[largest] |= size[largest] > 0

@@ -45,14 +45,14 @@ class EATA(Adapter):
         epsilon: a sample is redundant where |cos| to the mean of learned predictions reaches this (Eq. 5). `"auto"` is
             the paper's 0.05 at 1,000 classes and scales as 1/√C. None: no sample is redundant.
         beta: β, the weight of the pull towards the source; 0 is ETA and needs no `source`.
-        fisher: `"batch"`, as in the released program, or `"sample"`, Eq. (9) as written (β is then smaller).
+        fisher: `"batch"`, as in the released program, or `"sample"`, Eq. (9) as written (β must then be smaller).
         select: another S(x) instead of `Reliable(margin) * NonRedundant(epsilon)`: a selector, `"reliable"` for the
             first factor alone, or `"everything"`.
         options: what every adapter takes, such as `lr` and `engine`: see `Adapter`.
     """
 
     selective = True
-    # For ten classes ε is 0.4, and β falls as the rate rises: a step pulls as much towards the source as the paper's.
+    # For ten classes ε is 0.4. The rate is higher and β lower, so that a step's pull towards the source is the paper's.
     presets: ClassVar[Presets] = {
         "resnet50": {"lr": 2.5e-4, "margin": 0.4, "epsilon": Scaled(0.05), "beta": 2000.0},
         "vit-base": {"lr": 1e-3, "margin": 0.4, "epsilon": Scaled(0.05), "beta": 2000.0},
@@ -94,7 +94,7 @@ class EATA(Adapter):
         return batch.logits
 
     def watch(self, step: Step) -> None:
-        """Warn where almost none, or almost all, have been kept for long."""
+        """Warn if almost none or almost all samples have been kept for many batches."""
         if step.kept is not None:
             self.select.watch(step.kept)
 
@@ -111,7 +111,7 @@ class ETA(EATA):
 
     Args:
         model: any module that returns logits.
-        arguments: `margin`, `epsilon`, `select`, as of `EATA`, and what every adapter takes.
+        arguments: `margin`, `epsilon` and `select`, as for `EATA`, and what every adapter takes.
     """
 
     without = ("source", "beta", "fisher")

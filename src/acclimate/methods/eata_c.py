@@ -49,17 +49,17 @@ class EATAC(Adapter):
         smoothing: the paper's p of Eq. (11); None uses `drop`.
         margin: E0 = margin · ln C (Eq. 3); None leaves the filter out.
         epsilon: ε (Eq. 5); `"auto"` is 0.07 at 1,000 classes and scales as 1/√C; None leaves the filter out.
-        weight: of the consistency loss; 0 leaves it out.
+        weight: the weight of the consistency loss; 0 leaves it out.
         fisher: how the importance is estimated (see `EATA`).
         divergence: `"forward"`, KL(ŷ_fuse ‖ ŷ_sub), or `"reverse"`, KL(ŷ_sub ‖ ŷ_fuse) (see `functional.consistency`).
-        schedule: of the drop ratio over blocks: `"linear"` or `"uniform"`.
-        per: sample one sub-network per `"sample"`, or one per `"batch"`, whose dropped blocks are not run.
+        schedule: how the drop ratio is spread over the blocks: `"linear"` or `"uniform"`.
+        per: sample one sub-network per `"sample"`, or one per `"batch"`, which does not run dropped blocks.
         branches: names of residual branches, for an unknown network; or `blocks` (see `subnetwork`).
         blocks: names of modules that return x + f(x).
         select: another S_c(x) instead of `Reliable(margin, weighted=False) * NonRedundant(epsilon)` (see `EATA`).
         options: `lr`, `optimizer`, `parameters` (`"all"` is EATA-C†), `statistics`, `strategy`, `classes`, `seed`: see
-            `Adapter`. BatchNorm normalises the selected samples by their own statistics (`strategy="replay-subset"`,
-            the default), or by those of the full batch, repeated from the first pass (`"replay"`).
+            `Adapter`. BatchNorm normalises the selected samples with their own statistics (`strategy="replay-subset"`,
+            the default), or with those of the full batch, repeated from the first pass (`"replay"`).
     """
 
     cost = (2, 1)
@@ -139,7 +139,7 @@ class EATAC(Adapter):
         return batch.logits
 
     def subnetworks(self) -> SubNetworks | None:
-        """Return the sub-networks to sample from; None where the drop ratio is 0."""
+        """Return the sub-networks to sample from; None if the drop ratio is 0."""
         return self.depth.subnetworks(self.drop, schedule=self.schedule, per=self.per) if self.drop else None
 
     @cached_property
@@ -148,7 +148,7 @@ class EATAC(Adapter):
         return StochasticDepth(self.model, self.branches, self.blocks)
 
     def watch(self, step: Step) -> None:
-        """Warn where almost none, or almost all, have been kept for long."""
+        """Warn if almost none or almost all samples have been kept for many batches."""
         if step.kept is not None:
             self.select.watch(step.kept)
 
@@ -172,7 +172,7 @@ class EATAC(Adapter):
 
 
 class ConsistencyOptions(Selecting, total=False):
-    """Options of EATA-C besides the Fisher regulariser's."""
+    """Options of EATA-C, except those of the Fisher regulariser."""
 
     alpha: float
     drop: float

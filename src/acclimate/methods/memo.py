@@ -1,4 +1,4 @@
-"""MEMO: many views of one image, one step, and back (Zhang et al., 2022)."""
+"""MEMO: one step on many views of one image, then a reset (Zhang et al., 2022)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["MEMO"]
 
 
 class MEMO(Adapter):
-    """min_θ H(mean_k p(x_k)) over K augmented views of a single image x, then predict x; each image starts afresh.
+    """min_θ H(mean_k p(x_k)) over K augmented views of one image x, then predict x; each image starts from the source.
 
     Paper: https://arxiv.org/abs/2110.09506
 
@@ -33,7 +33,7 @@ class MEMO(Adapter):
 
     Args:
         model: a classifier that takes images in [0, 1] (see `acclimate.Normalised`).
-        views: K.
+        views: K, the number of views per image.
         prior: N of BatchNorm's statistics: N/(N+1) of the source's and 1/(N+1) of the current images'.
         augment: makes one view per image: a function of (images, generator).
         options: what every adapter takes, such as `lr` and `engine`: see `Adapter`. All parameters adapt by default.

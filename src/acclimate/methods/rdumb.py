@@ -13,7 +13,7 @@ __all__ = ["RDumb"]
 
 
 class RDumb(ETA):
-    """min_θ S(x)·H(x) (Eq. 2), and back to the source every `every` batches.
+    """min_θ S(x)·H(x) (Eq. 2), with a reset to the source every `every` batches.
 
     Paper: https://arxiv.org/abs/2306.05401
 
@@ -24,7 +24,7 @@ class RDumb(ETA):
 
     Args:
         model: any module that returns logits.
-        every: after this many batches network, optimizer and running mean go back to the source.
+        every: after this many batches network, optimizer and running mean are reset to the source.
         arguments: those of `ETA`.
     """
 
@@ -36,7 +36,7 @@ class RDumb(ETA):
         self.batches = Counter()
 
     def adapt(self, x: Tensor) -> Tensor:
-        """Start over if it is time; then predict and learn as ETA does."""
+        """Start over if it is due; then predict and learn as ETA does."""
         if int(self.batches) and int(self.batches) % self.every == 0:
             refuse_non_finite(x)
             self.state.start_over("select")

@@ -33,7 +33,7 @@ class SAR(Adapter):
         model: any module that returns logits.
         margin: E0 = margin · ln C.
         rho: ρ, the distance to the sharpest point nearby.
-        floor: the least e.
+        floor: the network starts over if e falls below this.
         reset: after starting over, e is `"empty"`. The `"released"` program keeps e and the optimizer's momentum, so
             that it starts over again and again until e has risen.
         options: what every adapter takes, such as `lr` and `engine`: see `Adapter`. The norm layers of the last stage

@@ -1,4 +1,4 @@
-"""TEA: the classifier as an energy-based model of the images it meets (Yuan et al., 2024)."""
+"""TEA: the classifier as an energy-based model of its images (Yuan et al., 2024)."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class TEA(Adapter):
 
     Args:
         model: a classifier.
-        steps: of Langevin dynamics.
-        step_size: of Langevin dynamics.
-        noise: its standard deviation.
+        steps: the number of steps of Langevin dynamics.
+        step_size: the size of these steps.
+        noise: the standard deviation of their noise.
         buffer: how many images are kept for replay. Memory is allocated as they are sampled, on the model's device and
             in `storage`: in half precision 10,000 images take 3.0 GB at 3×224×224 and 61 MB at 3×32×32.
             `replay.nbytes` is what is in use.

@@ -1,4 +1,4 @@
-"""A recipe, its cases, and the file of its numbers: written, read, and joined where numbers were measured apart.
+"""A recipe, its cases, and the file of its numbers, which can be joined with files from other runs.
 
 A recipe names cases: plans, each with its place in a table or figure. The numbers of all cases go into one file, from
 which tables and figures can be made again.
@@ -46,9 +46,9 @@ class Case:
     times: float = 1
     """How often it reads its images, roughly."""
     home: str = ""
-    """The recipe that holds its folder, where several recipes share a case; its own if empty."""
+    """The recipe that has its folder, if several recipes share a case; empty for its own."""
     results: Sequence[Result] = ()
-    """One per method and seed, once it ran."""
+    """One result per method and seed, after they have run."""
 
     @property
     def name(self) -> str:
@@ -62,7 +62,7 @@ class Case:
         return self.row, self.column, self.x
 
     def due(self, scale: Scale) -> list[Job]:
-        """Return the jobs to measure at a scale, where they are not there yet."""
+        """Return the jobs that a scale measures, of its methods and networks."""
         if scale.within and self.plan.model not in [scale.networks[kind] for kind in scale.within]:
             return []
         return [job for job in self.plan.jobs() if not scale.only or job.method in scale.only]
@@ -93,9 +93,9 @@ class Recipe:
 
 _NAMES = {method.__name__: name for name, method in METHODS.items()}
 _LEFT_OUT = {"model", "protocol", "arguments", "done", "source_accuracy"}
-"""Fields of a result that its case's plan, or the result of the source network, has."""
+"""Fields of a result that are left out, because the case's plan or the source network's result has them."""
 _DETAILS = {"in_graph", "adaptive_ece", "nll", "brier", "aurc", "process_memory", "iou"}
-"""Fields of a domain that no table or figure shows; the folder of the case has them."""
+"""Fields of a domain that are left out, because no table or figure shows them. The folder of the case has them."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Numbers:
 
 
 def join(files: Sequence[Path]) -> Numbers:
-    """Join files of one recipe, such as methods measured apart; where two files overlap, the later one counts."""
+    """Join files of one recipe, such as those of several machines; if two files overlap, the later one counts."""
     every = [Numbers.read(file) for file in files]
     for what in ("recipe", "scale"):
         if len(values := {getattr(numbers, what) for numbers in every}) > 1:

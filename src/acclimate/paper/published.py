@@ -19,7 +19,7 @@ _NETWORKS = {
     "vit_b_16": "vit-base",
     "segformer-b5": "segformer-b5",
 }
-"""The paper's networks by a part of the names that plans have for them."""
+"""The paper's networks, by a part of their names in plans."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def rows_for(result: Result) -> list[PaperRow]:
 
 
 def with_paper(rows: Sequence[list[str]], results: Sequence[Result]) -> list[list[str]]:
-    """Insert the paper's rows, marked as such, after each method's rows, where the results have a setting of its."""
+    """Insert the paper's rows, marked as such, after each method's rows, if the results have one of its settings."""
     known = {row.method: row for row in rows_for(results[0])}
     out: list[list[str]] = []
     method = score = ""

@@ -62,7 +62,7 @@ def side_by_side(
 ) -> None:
     """Measure each method and seed of each case in a process of its own, the longest first.
 
-    `on_job` gets the number of jobs as each one is done. Times then say little about a method.
+    `on_job` gets the number of jobs as each one is done. Times are then not comparable.
     """
     jobs: dict[tuple[Path, Job], tuple[float, Case]] = {}  # two recipes may share a case
     for recipe in recipes:

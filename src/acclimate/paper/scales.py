@@ -40,7 +40,7 @@ class Scale:
     only: Sequence[str] = ()
     """Methods to measure; all if empty. Results of others that are already there are shown as well."""
     within: Sequence[Kind] = ()
-    """Networks to measure on, likewise."""
+    """Networks to measure on; all if empty."""
 
     def on(
         self,
@@ -51,7 +51,7 @@ class Scale:
         within: Sequence[Kind] = (),
         **fields: Any,
     ) -> Scale:
-        """Return it with other data, networks, methods or fields of a plan, where they are given."""
+        """Return the scale with other data, networks, methods or fields of a plan, if they are given."""
         given = {name: value for name, value in fields.items() if value is not None}
         return replace(
             self,
@@ -63,7 +63,7 @@ class Scale:
         )
 
     def plan(self, network: Kind, *methods: str, arguments: Mapping[str, Any] | None = None, **fields: Any) -> Plan:
-        """Return a plan for methods on a network, all with these `arguments` besides the scale's own."""
+        """Return a plan for methods on a network, all with these `arguments` in addition to the scale's own."""
         if not self.data:
             raise PlanError(f"the scale {self.name} needs {self.needs}: name it with --data")
         own = self.settings.get(network, {})

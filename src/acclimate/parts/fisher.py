@@ -23,11 +23,11 @@ Images: TypeAlias = Tensor | Iterable[Tensor | Sequence[Tensor]]
 
 
 class Learner(Protocol):
-    """What the estimate needs of an adapter."""
+    """What the estimate needs from an adapter."""
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """The device of the network."""
 
     @property
     def named(self) -> Mapping[str, Parameter]:
@@ -38,7 +38,7 @@ class Learner(Protocol):
         """Whether the samples of a batch depend on each other."""
 
     def exactly(self) -> AbstractContextManager[None]:
-        """Compute gradients inside, by eager passes in the network's own precision."""
+        """Run eager passes in the network's own precision inside the block, with gradients on."""
 
     def logits(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """Run one pass."""
@@ -80,7 +80,7 @@ class Fisher(nn.Module):
 
     @classmethod
     def weighted(cls, beta: float, adapter: Learner, images: Images | None, how: Literal["batch", "sample"]) -> Fisher:
-        """Return what a method with weight β needs: an estimate, or an empty regulariser where β = 0."""
+        """Return what a method with weight β needs: an estimate, or an empty regulariser if β = 0."""
         if beta < 0:
             raise ValueError(f"{type(adapter).__name__}: beta={beta} is negative")
         if beta == 0:
@@ -102,7 +102,7 @@ class Fisher(nn.Module):
 
 
 def refuse_fisher(method: str, arguments: Mapping[str, object]) -> None:
-    """Raise for arguments of the regulariser, given to a method without one."""
+    """Raise if arguments of the regulariser are given to a method without one."""
     if given := [name for name in ("source", "beta", "fisher") if name in arguments]:
         raise TypeError(f"{method} has no Fisher regulariser, so it takes no {given[0]}=; EATA and EATAC do")
 

@@ -20,7 +20,7 @@ _SHELF = 256  # images per allocation
 class ImageBuffer(nn.Module):
     """`capacity` images, initially uniform in (−1, 1). Memory is allocated as they are written, a shelf at a time.
 
-    Images that were never written are all alike, so they need no place yet: a sample that hits one of them gets the
+    Images that were never written are all noise, so they need no memory yet: a sample that selects one of them gets the
     next free place.
     """
 
@@ -64,7 +64,7 @@ class ImageBuffer(nn.Module):
         return images, places
 
     def write(self, images: Tensor, places: Sequence[int]) -> None:
-        """Write images back to their places; of two in one place, the later stays."""
+        """Write images back to their places; of two with the same place, the later one stays."""
         most = torch.finfo(self.dtype).max
         latest = dict(zip(places, images.detach().clamp(-most, most), strict=True))
         for place, image in latest.items():

@@ -60,7 +60,7 @@ def teach(
 
 
 def check_ratios(ratios: Sequence[float], method: str) -> tuple[float, ...]:
-    """Return the relative sizes of views, or raise where they are none."""
+    """Return the relative sizes of views; raise if there are none or one is not positive."""
     if not ratios or min(ratios) <= 0:
         raise ValueError(f"{method}: ratios={tuple(ratios)}; expected relative sizes of views, such as (0.5, 1, 2)")
     return tuple(ratios)

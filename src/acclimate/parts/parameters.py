@@ -88,7 +88,7 @@ def choose_parameters(model: nn.Module, which: Parameters) -> dict[str, Paramete
 
 
 def adapted_parameters(method: str, model: nn.Module, which: Parameters | None) -> dict[str, Parameter]:
-    """Return the parameters that a method adapts; raise where there is none to choose."""
+    """Return the parameters that a method adapts; raise if there are none."""
     if which is None:
         return {}
     if not (adapted := choose_parameters(model, which)):

@@ -72,7 +72,7 @@ class Selector(nn.Module, ABC):
         self.alarm = AcceptanceAlarm()
 
     def observe(self, logits: Tensor, keep: Tensor) -> None:
-        """Note which samples of a batch were kept; warn where it has been almost none, or almost all, for long."""
+        """Store which samples of a batch were kept; warn if it has been almost none or almost all for many batches."""
         self.remember(logits, keep)
         self.watch(keep)
 
@@ -80,7 +80,7 @@ class Selector(nn.Module, ABC):
         """Update the state for the next batch. Most selectors have none."""
 
     def watch(self, keep: Tensor) -> None:
-        """Warn where almost none, or almost all, have been kept for long."""
+        """Warn if almost none or almost all samples have been kept for many batches."""
         self.alarm.watch(keep)
 
     def __mul__(self, other: Selector) -> Selector:
@@ -183,7 +183,7 @@ class NonRedundant(Selector):
 
     mean: Tensor | None
     zero_is_empty: ClassVar[bool] = True
-    """A mean of zeros is an empty one, so that a reset can write it in place."""
+    """All zeros while it is empty, so that a reset can write it in place."""
 
     def __init__(self, epsilon: Epsilon = "auto", *, momentum: float = 0.9) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ class NonRedundant(Selector):
 
 
 Choice: TypeAlias = Selector | Literal["everything", "reliable"] | None
-"""A selector of your own, a part of the paper's by its name, or None for the paper's."""
+"""A selector of your own, the name of one, or None for the paper's."""
 
 
 def make_selector(choice: Choice, margin: float | None, epsilon: Epsilon | None, *, weighted: bool = True) -> Selector:

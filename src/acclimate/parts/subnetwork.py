@@ -123,7 +123,7 @@ class Sample:
     stays: tuple[bool, ...] = ()
     """Which branches stay, with `per="batch"`."""
     skipped: dict[int, bool] = field(default_factory=dict)
-    """Which branches were not run. An activation checkpoint that runs again must do as the first run did."""
+    """Which branches were not run. An activation checkpoint that runs again must skip the same ones."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class SubNetworks:
 
     @contextmanager
     def attached(self, current: Callable[[], Sample]) -> Iterator[None]:
-        """Drop branches as the current sample says, for the length of a `with` block."""
+        """Drop branches as the current sample says, inside a `with` block."""
         act = _mask if self.per == "sample" else _skip
         index = 0
         with ExitStack() as stack:
@@ -220,7 +220,7 @@ class _Zeros:
         return cls(y.shape[1:], y.dtype, memory, len(output) - 1 if isinstance(output, tuple) else None)
 
     def instead_of(self, x: Tensor, *, fresh: bool) -> Any:
-        """Return them for an input x; x itself where it is such zeros already and need not be `fresh`."""
+        """Return zeros for an input x; x itself if it is such zeros already and need not be `fresh`."""
         y = x
         if fresh or x.shape[1:] != self.shape or x.dtype != self.dtype:
             y = torch.empty((len(x), *self.shape), dtype=self.dtype, device=x.device, memory_format=self.memory).zero_()
