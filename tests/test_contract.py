@@ -350,3 +350,15 @@ def test_examples_in_docstrings_run(name: str) -> None:
         assert any(test.examples for test in tests), f"{name} has no example"
     for test in tests:
         assert doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test).failed == 0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_settings_that_are_used_once_cannot_be_changed(name: str) -> None:
+    """All others take effect with the next batch: see the engine's tests."""
+    adapter = adapter_of(name, CASES[name].families[0])
+    for setting in adapter.set_once:
+        with pytest.raises(AttributeError, match=setting):
+            setattr(adapter, setting, 0.123)
+        assert getattr(adapter, setting) != 0.123
+    for setting in ("strategy", "statistics"):
+        setattr(adapter, setting, getattr(adapter, setting))

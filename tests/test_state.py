@@ -258,3 +258,17 @@ def test_a_pickled_adapter_continues(name: str) -> None:
     again = pickle.loads(pickle.dumps(adapter))
     assert again.recorder.host is again
     assert torch.equal(again(second), adapter(second))
+
+
+def test_an_optimizer_that_is_replaced_is_part_of_the_state(tmp_path: Path) -> None:
+    adapter = Tent(make("bn"), lr=1e-2)
+    adapter.optimizer = torch.optim.SGD(list(adapter.adapted), lr=1e-2, momentum=0.5)
+    adapter.generator = torch.Generator().manual_seed(9)
+    first = [adapter(x) for x in stream()]
+    assert any(name.endswith("momentum_buffer") for name in adapter.snapshot().tensors)
+    adapter.save(tmp_path / "state")
+    later = adapter(stream()[0])
+    adapter.load(tmp_path / "state")
+    assert torch.equal(adapter(stream()[0]), later)
+    adapter.reset()
+    assert all(torch.equal(a, adapter(x)) for a, x in zip(first, stream(), strict=True))

@@ -8,8 +8,8 @@ for x in stream:
 from . import _moved, functional
 from ._version import __version__
 from .core.adapter import Adapter
-from .core.record import Step, Uncertainty
 from .core.snapshot import Snapshot, StateError
+from .core.step import Step, Uncertainty
 from .data.collect import collect_in_distribution
 from .engine import Engine
 from .methods import DAT, EATA, EATAC, ETA, ETAC, MEMO, METHODS, ROID, SAR, TEA, BNAdapt, CoTTA, RDumb, Source, Tent

@@ -30,7 +30,7 @@ MOVED = {
     "normalised": "parts.normalised",
     "optimizers": "parts.optimizers",
     "parameters": "parts.parameters",
-    "passes": "core.record",
+    "passes": "core.step",
     "pixels": "parts.multiscale",
     "plan": "bench.plan",
     "prediction": "core.prediction",

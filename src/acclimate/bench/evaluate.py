@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.adapter import Adapter
-from ..core.record import Step
+from ..core.step import Step
 from ..data.types import IGNORE
 from ..parts.normalised import Normalised
 from .metrics import Scores

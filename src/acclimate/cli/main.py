@@ -55,7 +55,7 @@ def _main(
 def methods() -> None:
     """List the methods."""
     for name, method in METHODS.items():
-        console.print(f"[bold]{name:10}[/] {(method.__doc__ or '').splitlines()[0]}", highlight=False)
+        console.print(f"[bold]{name:10}[/] {escape((method.__doc__ or '').splitlines()[0])}", highlight=False)
 
 
 @app.command("list")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -29,17 +29,16 @@ from typing_extensions import Self
 
 from ..checks import check_images, class_index, refuse_probabilities
 from ..engine import Engine, Execution, Live, Output, Pass, Precision, Recorder, Runner, choose
-from ..engine.capture import Slot
 from ..parts.batchnorm import Mode
 from ..parts.optimizers import can_wait, start_momentum
 from ..parts.parameters import Parameters, adapted_parameters
 from .learning import forgotten, gradients_on, optimizer_step
 from .options import NETWORKS, Defaults, MakeOptimizer, Presets, override
 from .prediction import STRATEGIES, Prediction, Strategy
-from .record import Passes, Step
-from .signature import call_text, settings
+from .signature import call_text
 from .snapshot import Snapshot
 from .state import State
+from .step import Passes, Step
 
 __all__ = ["Adapter"]
 
@@ -80,6 +79,9 @@ class Adapter(nn.Module, ABC):
     """Whether parameters and optimizer are the same after a call as before."""
     without: ClassVar[tuple[str, ...]] = ()
     """Arguments of the parent class that a method does not take."""
+
+    set_once: ClassVar[tuple[str, ...]] = ("seed",)
+    """Arguments that are used when the adapter is built. Setting them later raises, all others take effect."""
 
     unit_range: bool = False
     """Whether images must lie in [0, 1], as augmentations need them."""
@@ -135,8 +137,7 @@ class Adapter(nn.Module, ABC):
         make = optimizer or partial(self.defaults.optimizer, lr=self.defaults.lr if lr is None else lr)
         self.optimizer: Optimizer | None = make(list(self.adapted)) if named else None
         start_momentum(self.optimizer)
-        lasting = {} if self.episodic else named
-        self.state = State(self, lasting, self.optimizer, self.generator, self.class_list)
+        self.state = State(self, {} if self.episodic else named)
         self.step = Step(0)
         """The record of the current batch, which `predict`, `kept` and `update` fill."""
         self._last: Step | None = None
@@ -150,10 +151,9 @@ class Adapter(nn.Module, ABC):
         self.recorder.settle()
         x = check_images(x, self.device)
         self.state.source()
-        self.step = Step(len(x))
-        with self.learning(), self.runner.precise():
+        with self._aside(len(x)), self.learning(), self.runner.tf32():
             logits = self.adapt(x.clone() if x.is_inference() else x.detach())
-        step, self.step = self.step, Step(0)
+            step = self.step
         step.finish(logits)
         self.passes.add(step)
         self.watch(step)
@@ -165,8 +165,8 @@ class Adapter(nn.Module, ABC):
     def predict_only(self, x: Tensor) -> Tensor:
         """Return the logits of x as the method would predict them now. Nothing is learned, counted or changed."""
         x = check_images(x, self.device)
-        with self._aside(len(x)), self.runner.precise():
-            return self.infer(x.clone() if x.is_inference() else x, self.predictor())
+        with self._aside(len(x)), self.runner.tf32():
+            return self.answer(x.clone() if x.is_inference() else x)
 
     @classmethod
     def preset(cls, network: str, model: nn.Module, **arguments: Any) -> Self:
@@ -253,9 +253,9 @@ class Adapter(nn.Module, ABC):
     def adapt(self, x: Tensor) -> Tensor:
         """Return the logits of x, and learn from x. Gradients are on, for the adapted parameters only."""
 
-    def predictor(self) -> Mapping[str, Tensor] | None:
-        """Return the teacher's parameters if a teacher predicts, or None if the network itself does."""
-        return None
+    def answer(self, x: Tensor) -> Tensor:
+        """Return what the method predicts for x without learning; overridden where that is not the plain logits."""
+        return self.infer(x)
 
     def watch(self, step: Step) -> None:
         """Inspect a finished step outside any recording, for example to warn. Most methods do nothing."""
@@ -268,7 +268,7 @@ class Adapter(nn.Module, ABC):
             self._check(x, batch.logits)
             return batch
 
-        return self.execution.once(first)
+        return self.execution.prediction(first)
 
     @torch.no_grad()
     def infer(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -330,9 +330,9 @@ class Adapter(nn.Module, ABC):
         return gradients_on(self.adapted, self.runner.frozen.values(), parameters=parameters)
 
     @contextmanager
-    def exactly(self) -> Iterator[None]:
+    def eagerly(self) -> Iterator[None]:
         """Run eager passes in the network's own precision inside the block, with gradients on."""
-        with self.learning(), self.runner.exact(), self._aside(0):
+        with self.learning(), self.runner.eager(), self._aside(0):
             yield
 
     @property
@@ -366,14 +366,6 @@ class Adapter(nn.Module, ABC):
         return output._replace(logits=logits.index_select(1, self.classes))
 
     # Inside -----------------------------------------------------------------------------------------------------------
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the buffers that hold the method's state (see `Recorder`)."""
-        return self.state.slots()
-
-    def settings(self) -> Iterator[Hashable]:
-        """Yield what recorded steps depend on (see `Recorder`)."""
-        return settings(self)
 
     @contextmanager
     def _aside(self, size: int) -> Iterator[None]:
@@ -436,6 +428,11 @@ class Adapter(nn.Module, ABC):
                 'statistics="source"',
                 stacklevel=5,
             )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.set_once and name in vars(self):
+            raise AttributeError(f"{type(self).__name__}.{name} is used when the adapter is built: build another one")
+        super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         """Return the call that builds this adapter."""

@@ -25,7 +25,7 @@ from ..engine import Engine, Execution, Output, Pass
 from ..functional import kept_rows
 from ..parts.batchnorm import Mode
 from ..parts.subnetwork import SubNetworks
-from .record import Step
+from .step import Step
 
 __all__ = ["STRATEGIES", "Kept", "Masked", "Prediction", "Replay", "ReplaySubset", "Strategy"]
 

@@ -1,18 +1,15 @@
-"""The call that builds an adapter, and the settings that its recorded steps depend on."""
+"""An adapter as the call that makes it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Hashable, Iterator
 from typing import Any
 
-from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..engine import Engine
-from .state import method_modules
 
-__all__ = ["call_text", "settings"]
+__all__ = ["call_text"]
 
 
 def call_text(adapter: Any, base: type, *, engine: bool) -> str:
@@ -55,35 +52,3 @@ def _describe(optimizer: Optimizer) -> str:
     group = {name: value for name, value in optimizer.param_groups[0].items() if name in usual and name != "params"}
     shown = [f"{name}={value!r}" for name, value in group.items() if name == "lr" or value != usual[name]]
     return f"partial({', '.join([type(optimizer).__name__, *shown])})"
-
-
-def settings(adapter: nn.Module) -> Iterator[Hashable]:
-    """Yield every setting of an adapter and of the modules of its method: a recorded step depends on them."""
-    for _, module in method_modules(adapter):
-        yield _Same(module)
-        for name, value in vars(module).items():
-            if name[0] != "_" and name not in ("step", "execution"):
-                yield _comparable(value)
-
-
-def _comparable(value: Any) -> Hashable:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Tensor):
-        return value.data_ptr()
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_comparable, value))
-    return _Same(value)
-
-
-class _Same:
-    """An object that equals only itself. It is held, so that no other object gets its address."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)

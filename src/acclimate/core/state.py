@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -16,7 +16,7 @@ from ..parts.copying import copies, copy_all
 from . import state_file
 from .snapshot import Snapshot, StateError, optimizer_state, restore_optimizer
 
-__all__ = ["State", "method_modules"]
+__all__ = ["State"]
 
 
 class State:
@@ -25,28 +25,32 @@ class State:
     Non-persistent buffers are constants that only move with the device.
     """
 
-    def __init__(
-        self,
-        adapter: nn.Module,
-        parameters: Mapping[str, Parameter],
-        optimizer: Optimizer | None,
-        generator: Generator,
-        classes: list[int] | None,
-    ) -> None:
+    def __init__(self, adapter: nn.Module, parameters: Mapping[str, Parameter]) -> None:
         self.adapter, self.parameters = adapter, parameters
-        """`parameters` are those that stay changed after a call."""
-        self.optimizer, self.generator = optimizer, generator
+        """`parameters` are those whose changes outlast a call."""
         self.method = type(adapter).__name__
-        groups = [] if optimizer is None else optimizer.param_groups
-        self.belongs = {
-            "method": self.method,
-            "optimizer": type(optimizer).__name__,
-            "settings": [sorted(map(str, group)) for group in groups],
-            "classes": classes,
-        }
-        """What must be equal for a state to fit, in addition to names and shapes."""
+        self._network = {*adapter.get_submodule("model").modules()}
         self._source: Snapshot | None = None
         self._fingerprint: str | None = None
+
+    @property
+    def _optimizer(self) -> Optimizer | None:
+        return cast("Optimizer | None", self.adapter.optimizer)
+
+    @property
+    def _generator(self) -> Generator:
+        return cast("Generator", self.adapter.generator)
+
+    @property
+    def belongs(self) -> dict[str, Any]:
+        """What must be equal for a state to fit, besides names and shapes."""
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        return {
+            "method": self.method,
+            "optimizer": type(self._optimizer).__name__,
+            "settings": [sorted(map(str, group)) for group in groups],
+            "classes": self.adapter.class_list,
+        }
 
     def source(self) -> Snapshot:
         """Return the state before the first batch, copied by the first call."""
@@ -60,23 +64,23 @@ class State:
 
     def copy(self) -> Snapshot:
         """Return a copy of the current state."""
-        optimizer, settings = optimizer_state(self.optimizer)
-        settings["belongs"] = dict(self.belongs)
+        optimizer, settings = optimizer_state(self._optimizer)
+        settings["belongs"] = self.belongs
         tensors: dict[str, Tensor] = {f"parameter/{name}": p for name, p in self.parameters.items()}
         for name, module, key in self.slots():
             if (value := getattr(module, key)) is not None:
                 tensors[f"state/{name}"] = value
         tensors |= {f"optimizer/{name}": t for name, t in optimizer.items()}
-        return Snapshot({**copies(tensors), "generator/state": self.generator.get_state()}, settings)
+        return Snapshot({**copies(tensors), "generator/state": self._generator.get_state()}, settings)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restore a snapshot; raise and change nothing if it does not fit."""
         parts = snapshot.parts()
         self._check_fit(parts, snapshot.settings)
-        restore_optimizer(self.optimizer, parts["optimizer"], snapshot.settings)
+        restore_optimizer(self._optimizer, parts["optimizer"], snapshot.settings)
         self._restore_parameters(parts)
         self._restore_slots(parts, self.slots())
-        self.generator.set_state(parts["generator"]["state"].cpu())
+        self._generator.set_state(parts["generator"]["state"].cpu())
 
     @torch.no_grad()
     def start_over(self, *names: str, optimizer: bool = True) -> None:
@@ -85,7 +89,7 @@ class State:
         parts = source.parts()
         self._restore_parameters(parts)
         if optimizer:
-            restore_optimizer(self.optimizer, parts["optimizer"], source.settings)
+            restore_optimizer(self._optimizer, parts["optimizer"], source.settings)
         self._restore_slots(parts, (slot for slot in self.slots() if slot[0].split(".")[0] in names))
 
     def save(self, path: str | Path, snapshot: Snapshot, call: str) -> None:
@@ -106,9 +110,16 @@ class State:
             self._fingerprint = state_file.fingerprint(kept)
         return self._fingerprint
 
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the adapter and the modules in it that belong to the method, and not to the network."""
+        yield "", self.adapter
+        for name, child in self.adapter.named_children():
+            if name != "model":
+                yield from ((path, m) for path, m in child.named_modules(prefix=name) if m not in self._network)
+
     def slots(self) -> Iterator[Slot]:
         """Yield the buffers that hold the method's state: the persistent ones outside the network."""
-        for path, module in method_modules(self.adapter):
+        for path, module in self.modules():
             for key in module._buffers:
                 if key not in module._non_persistent_buffers_set:
                     yield f"{path}.{key}".lstrip("."), module, key
@@ -116,8 +127,8 @@ class State:
     def move(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Apply a move or a cast to the optimizer's state and the source."""
         self._fingerprint = None
-        if self.optimizer is not None:
-            self.optimizer.load_state_dict(self.optimizer.state_dict())
+        if self._optimizer is not None:
+            self._optimizer.load_state_dict(self._optimizer.state_dict())
         if self._source is not None:
             moved = {n: t if n.startswith("generator/") else fn(t) for n, t in self._source.tensors.items()}
             self._source = Snapshot(moved, self._source.settings)
@@ -159,11 +170,3 @@ class State:
                 raise StateError(f"the state belongs to a method with other settings: its {name} does not fit")
         if parts["generator"]["state"].shape != source["generator"]["state"].shape:
             raise StateError("the state's random generator is of another kind")
-
-
-def method_modules(adapter: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the adapter and the modules in it that belong to the method, without the network."""
-    yield "", adapter
-    for name, module in adapter.named_children():
-        if name != "model":
-            yield from module.named_modules(prefix=name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from .execution import Execution
 from .runner import Runner
 
-__all__ = ["Capture", "CaptureCache", "Host", "NotRecordableError", "Slot", "State", "read_state", "write_back"]
+__all__ = ["Capture", "CaptureCache", "Host", "NotRecordableError", "Slot", "Values", "read_state", "write_back"]
 
 _WARM_UP = 2  # live calls, so that everything is compiled and all state is allocated
 _MOST = 8  # recorded shapes per kind
@@ -23,12 +23,22 @@ _MOST = 8  # recorded shapes per kind
 Value = TypeVar("Value")
 Slot: TypeAlias = tuple[str, nn.Module, str]
 """A name, the module that holds the buffer, and its name there."""
-State: TypeAlias = dict[str, Tensor | None]
+Values: TypeAlias = dict[str, Tensor | None]
 """The method's state by name."""
 
 
+class Slots(Protocol):
+    """Where a method keeps its state."""
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the buffers that hold the method's state."""
+
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the modules of the method, without the network."""
+
+
 class Host(Protocol):
-    """What the recorder needs from an adapter."""
+    """What the recorder needs of an adapter."""
 
     runner: Runner
     optimizer: Optimizer | None
@@ -37,28 +47,26 @@ class Host(Protocol):
     step: Any
 
     @property
+    def state(self) -> Slots:
+        """The method's state."""
+
+    @property
     def adapted(self) -> Sequence[Parameter]:
         """The parameters that adapt."""
 
     @property
     def device(self) -> torch.device:
-        """The device of the network."""
-
-    def slots(self) -> Iterator[Slot]:
-        """The buffers that hold the method's state."""
-
-    def settings(self) -> Iterator[Hashable]:
-        """The settings that the method's Python code reads: hyper-parameters and the modules they are in."""
+        """Where the network is."""
 
 
-def read_state(host: Host) -> State:
+def read_state(host: Host) -> Values:
     """Return the method's state."""
-    return {name: getattr(module, key) for name, module, key in host.slots()}
+    return {name: getattr(module, key) for name, module, key in host.state.slots()}
 
 
-def write_back(host: Host, found: State) -> None:
+def write_back(host: Host, found: Values) -> None:
     """Copy new state of the same shape back into its original memory, because recorded steps read it there."""
-    for name, module, key in host.slots():
+    for name, module, key in host.state.slots():
         old, new = found[name], getattr(module, key)
         if old is not None and new is not None and new is not old and old.shape == new.shape:
             setattr(module, key, old.copy_(new))
@@ -91,12 +99,13 @@ class Capture:
         except RuntimeError as error:
             raise NotRecordableError(str(error)) from error
 
-    def abort(self, error: BaseException) -> BaseException:
-        """Stop recording after an error; return the error to raise."""
+    def abort(self, error: BaseException) -> NoReturn:
+        """Stop recording after an error, and raise it; as NotRecordableError where the step may still run live."""
         with suppress(NotRecordableError):  # the capture may be invalid because of the error
             self.end()
-        convert = isinstance(error, (RuntimeError, ValueError)) and not isinstance(error, torch.OutOfMemoryError)
-        return NotRecordableError(str(error)) if convert else error
+        if isinstance(error, (RuntimeError, ValueError)) and not isinstance(error, torch.OutOfMemoryError):
+            raise NotRecordableError(str(error)) from error
+        raise error
 
 
 class CaptureCache:
@@ -104,8 +113,8 @@ class CaptureCache:
 
     def __init__(self) -> None:
         self._entries: dict[tuple[Hashable, ...], Any] = {}
-        self._seen: dict[Hashable, int] = {}
-        self._signatures: dict[Hashable, tuple[Hashable, ...]] = {}
+        self._seen: dict[tuple[Hashable, ...], int] = {}
+        self._signatures: dict[Hashable, tuple[tuple[Hashable, ...], tuple[Hashable, ...]]] = {}
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
 
@@ -115,13 +124,17 @@ class CaptureCache:
         crowded = key not in self._entries and self.count(key[0]) >= _MOST
         return not crowded and self._seen[key] > _WARM_UP
 
-    def check(self, kind: Hashable, signature: tuple[Hashable, ...]) -> None:
-        """Drop the entries of a kind if what they were recorded with has changed."""
-        if self._signatures.get(kind) != signature:
-            self._signatures[kind] = signature
-            self._entries = {key: entry for key, entry in self._entries.items() if key[0] != kind}
-            if not self._entries:
-                self._pool = None
+    def check(self, kind: Hashable, settings: tuple[Hashable, ...], addresses: tuple[Hashable, ...]) -> None:
+        """Drop the entries of a kind if what they were recorded with has changed; other settings warm up again."""
+        before = self._signatures.get(kind)
+        if before == (settings, addresses):
+            return
+        self._signatures[kind] = settings, addresses
+        self._entries = {key: entry for key, entry in self._entries.items() if key[0] != kind}
+        if before is not None and before[0] != settings:
+            self._seen = {key: count for key, count in self._seen.items() if key[0] != kind}
+        if not self._entries:
+            self._pool = None
 
     def get(self, key: tuple[Hashable, ...]) -> Any:
         """Return the entry, or None."""
@@ -136,9 +149,9 @@ class CaptureCache:
         """Return the number of entries of a kind."""
         return sum(key[0] == kind for key in self._entries)
 
-    def clear(self) -> None:
-        """Drop everything."""
-        self._entries.clear()
+    def drop(self, key: tuple[Hashable, ...]) -> None:
+        """Drop an entry."""
+        self._entries.pop(key, None)
 
     def __len__(self) -> int:
         return len(self._entries)

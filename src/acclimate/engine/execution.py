@@ -36,7 +36,7 @@ class Execution(ABC):
     """What a step needs from the way it runs."""
 
     @abstractmethod
-    def once(self, make: Callable[[], Value]) -> Value:
+    def prediction(self, make: Callable[[], Value]) -> Value:
         """Return a value that a step computes before samples are counted."""
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Execution(ABC):
 class Live(Execution):
     """Run a step directly; the host may read from the device."""
 
-    def once(self, make: Callable[[], Value]) -> Value:
+    def prediction(self, make: Callable[[], Value]) -> Value:
         """Compute it."""
         return make()
 

@@ -22,7 +22,8 @@ from ..checks import DivergenceError
 from ..parts.optimizers import can_wait, capturable
 from .capture import Capture, CaptureCache, Host, NotRecordableError, read_state, write_back
 from .execution import Execution
-from .recording import FunctionExecution, StepExecution
+from .settings import settings
+from .step_execution import FunctionExecution, StepExecution
 
 __all__ = ["Recorder", "recordable"]
 
@@ -45,7 +46,8 @@ class Recorder:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.off = False
+        self.off: set[str] = set()
+        """Steps, or functions by name, that cannot be recorded."""
         self.cache = CaptureCache()
         self._busy = False
         self._rejected: Tensor | None = None
@@ -74,19 +76,26 @@ class Recorder:
 
     def step(self, adapt: Adapt, x: Tensor) -> Tensor:
         """Run a step: replay it, after recording it if needed, or run it live while it warms up."""
-        if self.off or self._busy or not self.host.runner.engine.graphs or not x.is_cuda:
+        if "step" in self.off or self._busy or not self.host.runner.engine.graphs or not x.is_cuda:
             return adapt(self.host, x)
+        versions = (p._version for p in self.host.adapted)  # activations of a first capture are for these values
+        self.cache.check("step", (*self._settings(), *versions), (*self._addresses(),))
         key = ("step", x.shape, x.dtype, x.stride())
         if not self.cache.is_warm(key):
             return self.live(adapt, x)
-        self.cache.check("step", (*self._addresses(), *self._signature()))
         try:
             with torch.cuda.device(x.device):
                 step = self.cache.get(key) or self.cache.add(key, self._new_step(adapt, x))
                 logits: Tensor = step(x)
         except NotRecordableError as error:
-            self._give_up(f"steps are not recorded as CUDA graphs: {error}")
+            self._give_up("step", f"steps are not recorded as CUDA graphs: {error}")
             return self.live(adapt, x)
+        except BaseException:
+            if (kept := self.cache.get(key)) is not None and kept.first.capture is None:  # it was not recorded
+                self.cache.drop(key)
+            raise
+        if step.unfit:
+            self._give_up("step", f"steps are not recorded as CUDA graphs: {step.unfit}")
         if self._rejected is not None and self._report is not None:
             self._report.copy_(self._rejected, non_blocking=True)
         return logits
@@ -141,33 +150,35 @@ class Recorder:
         `reads` are tensors other than parameters that the function reads in place.
         """
         given = inputs if generator is None else (*inputs, generator)
-        if self.off or self._busy or not self.host.runner.engine.graphs or not inputs[0].is_cuda:
+        name = work.__name__
+        if name in self.off or self._busy or not self.host.runner.engine.graphs or not inputs[0].is_cuda:
             return work(*given)
-        key = (work.__name__, *((t.shape, t.dtype, t.stride()) for t in inputs))
+        self.cache.check(name, (*self._settings(),), tuple(t.data_ptr() for t in reads))
+        key = (name, *((t.shape, t.dtype, t.stride()) for t in inputs))
         if not self.cache.is_warm(key):
             return work(*given)
-        self.cache.check(work.__name__, (*self._signature(), *(t.data_ptr() for t in reads)))
         function = self.cache.get(key)
         if function is None:
             try:
                 with torch.cuda.device(inputs[0].device):
                     function = self.cache.add(key, CapturedFunction(self, work, inputs, generator))
             except NotRecordableError as error:
-                self._give_up(f"{work.__name__} is not recorded as a CUDA graph: {error}")
+                self._give_up(name, f"{name} is not recorded as a CUDA graph: {error}")
                 return work(*given)
         return function(inputs, generator)
 
     # Both -------------------------------------------------------------------------------------------------------------
 
-    def _give_up(self, message: str) -> None:
-        self.off = True
-        self.cache.clear()
+    def _give_up(self, kind: str, message: str) -> None:
+        """Run steps, or a function, live from now on."""
+        self.off.add(kind)
+        self.cache.check(kind, (), ())
         warnings.warn(message, stacklevel=5)
 
     @contextmanager
     def running(self, execution: Execution | None = None) -> Iterator[None]:
         """Run a step inside the block, perhaps with another execution, so that recorded steps stay valid."""
-        live, self._busy = self.host.execution, True
+        live, self._busy = self.host.execution, execution is not None
         self.host.execution = live if execution is None else execution
         try:
             with _unsafe_preserve_version_counter(tuple(self.host.adapted)):
@@ -189,17 +200,17 @@ class Recorder:
         return Capture(self.cache.pool, self.cache.stream(device))
 
     def _addresses(self) -> Iterator[Hashable]:
-        for _, module, key in self.host.slots():
+        for _, module, key in self.host.state.slots():
             value = getattr(module, key)
             yield None if value is None else value.data_ptr()
 
-    def _signature(self) -> Iterator[Hashable]:
+    def _settings(self) -> Iterator[Hashable]:
         """Yield what a recorded step reads by address or value, except state; a change causes a new recording."""
         host = self.host
         yield host.runner.engine
         yield from ((p.data_ptr(), p._version) for p in host.runner.frozen.values())
         yield from (p.data_ptr() for p in host.adapted)
-        yield from host.settings()
+        yield from settings(host.state.modules())
         if host.optimizer is not None:
             for group in host.optimizer.param_groups:
                 yield tuple((k, v) for k, v in group.items() if k != "params")
@@ -219,6 +230,8 @@ class RecordedStep:
         self.first = StepExecution(recorder.host, recorder.reject, self.x)
         self.warm: set[int] = set()
         self.seconds: dict[int, StepExecution] = {}
+        self.unfit = ""
+        """Why the step cannot be recorded after all, as a live run of its rest has shown."""
 
     def __call__(self, x: Tensor) -> Tensor:
         with _unsafe_preserve_version_counter(self.x):  # the first capture may have saved it
@@ -227,6 +240,7 @@ class RecordedStep:
             self._record(self.first)
             if self.first.rows is not None:  # the rest of the step has run live
                 self.warm.add(self.first.rows)
+                self.unfit = self.first.unfit
                 return self._own(self.first.step, self.first.logits)
             self.first.replay()
             return self._own(self.first.step, self.first.logits, self.first.sound)
@@ -239,6 +253,7 @@ class RecordedStep:
             if rows not in self.warm:
                 logits = self.recorder.live(self.adapt, self.x, second)
                 self.warm.add(rows)
+                self.unfit = second.unfit
                 return self._own(self.recorder.host.step, logits)
             self._record(second)
             self.seconds[rows] = second
@@ -281,10 +296,8 @@ class CapturedFunction:
                 self.capture.begin()
                 self.outputs: Any = work(*self.inputs) if self.noise is None else work(*self.inputs, self.noise)
                 self.capture.end()
-        except NotRecordableError:
-            raise
         except BaseException as error:
-            raise self.capture.abort(error) from error
+            self.capture.abort(error)
         finally:
             self.step, host.step = host.step, live
 

@@ -39,7 +39,7 @@ class Runner:
         self.frozen = {name: p for name, p in model.named_parameters() if id(p) not in chosen}
         self.normalisation = Normalisation(model)
         self._engine = engine
-        self._exact = False
+        self._eager = False
         self._start()
 
     def _start(self) -> None:
@@ -56,7 +56,7 @@ class Runner:
     @property
     def engine(self) -> Engine:
         """How passes run now. A new engine takes effect with the next pass."""
-        return Engine() if self._exact else self._engine
+        return Engine() if self._eager else self._engine
 
     @engine.setter
     def engine(self, engine: Engine) -> None:
@@ -98,7 +98,7 @@ class Runner:
         return repeatable()
 
     @contextmanager
-    def precise(self) -> Iterator[None]:
+    def tf32(self) -> Iterator[None]:
         """Allow TF32 in matrix products of a whole step, if the engine uses it."""
         if self.engine.precision != "tf32":
             yield
@@ -113,13 +113,13 @@ class Runner:
             setattr(matmul, setting, found)
 
     @contextmanager
-    def exact(self) -> Iterator[None]:
+    def eager(self) -> Iterator[None]:
         """Run passes inside eagerly in the network's own precision, for values that are computed only once."""
-        self._exact = True
+        self._eager = True
         try:
             yield
         finally:
-            self._exact = False
+            self._eager = False
 
     def weights(self) -> dict[str, Tensor]:
         """Return copies of the frozen weights in the engine's precision and format, renewed when those change.

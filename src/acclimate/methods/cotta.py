@@ -58,6 +58,7 @@ class CoTTA(Adapter):
     """
 
     cost = (35, 1)
+    set_once = ("seed", "momentum")
     defaults: ClassVar[Defaults] = Defaults(
         lr=0.01, optimizer=partial(SGD, momentum=0.9, nesterov=True), parameters="all"
     )
@@ -118,7 +119,7 @@ class CoTTA(Adapter):
     @torch.no_grad()
     def _teach(self, x: Tensor, anchor: dict[str, Tensor]) -> Tensor:
         """Return the teacher's logits, averaged over views where the anchor is not confident."""
-        teacher = self.predictor()
+        teacher = self._teacher()
         z_t = self.infer(x, teacher)
         if z_t.dim() > 2:
             confident = probabilities(partial(self.logits, parameters=anchor), x).amax(1)
@@ -132,10 +133,13 @@ class CoTTA(Adapter):
 
     @torch.no_grad()
     def _predict_views(self, views: Tensor) -> Tensor:
-        return self.logits(views, self.predictor())
+        return self.logits(views, self._teacher())
 
-    def predictor(self) -> Mapping[str, Tensor]:
-        """Return the teacher's parameters, which predict."""
+    def answer(self, x: Tensor) -> Tensor:
+        """Return the teacher's logits of one view."""
+        return self.infer(x, self._teacher())
+
+    def _teacher(self) -> Mapping[str, Tensor]:
         return self.teacher.of(self.state.source_parameters())
 
     @torch.no_grad()

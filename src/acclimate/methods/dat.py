@@ -55,6 +55,7 @@ class DAT(Adapter):
     round: Tensor
 
     cost = (18, 2)
+    set_once = ("seed", "momentum")
     task = "segmentation"
     defaults: ClassVar[Defaults] = Defaults(lr=2.5e-4, optimizer=partial(Adam, betas=(0.9, 0.999)), parameters="all")
     presets: ClassVar[Presets] = {"segformer-b5": {"statistics": "source"}}
@@ -116,14 +117,17 @@ class DAT(Adapter):
     @torch.no_grad()
     def _teach(self, x: Tensor, source: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the teacher's logits, and the anchor's mean confidence u."""
-        teacher, anchor = self.predictor(), partial(self.logits, parameters=source)
+        teacher, anchor = self._teacher(), partial(self.logits, parameters=source)
         logits = self.infer(x, teacher)
         confident = [probabilities(anchor, x, ratio).amax(1) for ratio in _ANCHOR_RATIOS]
         views = partial(self.logits, parameters=teacher)
         return teach(views, logits, confident[0], x, self.ratios, self.threshold), torch.stack(confident).mean(0)
 
-    def predictor(self) -> Mapping[str, Tensor]:
-        """Return the teacher's parameters, which predict."""
+    def answer(self, x: Tensor) -> Tensor:
+        """Return the teacher's logits of one view."""
+        return self.infer(x, self._teacher())
+
+    def _teacher(self) -> Mapping[str, Tensor]:
         return self.teacher.of(self.state.source_parameters())
 
     @torch.no_grad()

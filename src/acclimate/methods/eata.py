@@ -9,7 +9,7 @@ from typing_extensions import Unpack
 
 from ..core.adapter import Adapter
 from ..core.options import Options, Presets
-from ..core.record import Step
+from ..core.step import Step
 from ..engine import recordable
 from ..functional import entropy
 from ..parts.fisher import Fisher, Images, refuse_fisher
@@ -52,6 +52,7 @@ class EATA(Adapter):
     """
 
     selective = True
+    set_once = ("seed", "margin", "epsilon", "fisher")
     # For ten classes ε is 0.4. The rate is higher and β lower, so that a step's pull towards the source is the paper's.
     presets: ClassVar[Presets] = {
         "resnet50": {"lr": 2.5e-4, "margin": 0.4, "epsilon": Scaled(0.05), "beta": 2000.0},
@@ -90,7 +91,7 @@ class EATA(Adapter):
             entropy=kept.mean(kept.of(s) * entropy(kept.logits)),  # Eq. (2)
             fisher=self.beta * self.regulariser(self.adapted),  # Eq. (8)
         )
-        self.select.remember(batch.logits, s > 0)  # Eq. (4)
+        self.select.observe(batch.logits, s > 0)  # Eq. (4)
         return batch.logits
 
     def watch(self, step: Step) -> None:

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from ..checks import check_images
 from ..core.adapter import Adapter
 from ..core.options import Defaults, Options, Presets
-from ..core.record import Step, Uncertainty
+from ..core.step import Step, Uncertainty
 from ..engine import recordable
 from ..functional import certainty, consistency, entropy
 from ..parts.branches import Names
@@ -63,6 +63,7 @@ class EATAC(Adapter):
     """
 
     cost = (2, 1)
+    set_once = ("seed", "margin", "epsilon", "fisher", "branches", "blocks")
     defaults: ClassVar[Defaults] = Defaults(lr=5e-3, strategy="replay-subset")
     presets: ClassVar[Presets] = {
         "resnet50": {"lr": 5e-3, "margin": 0.5, "epsilon": Scaled(0.07), "drop": 0.2, "alpha": 0.1, "beta": 50.0},
@@ -135,7 +136,7 @@ class EATAC(Adapter):
             fisher=self.beta * self.regulariser(self.adapted),  # Eq. (14)
         )
         self.step.assess(Uncertainty(l_c.detach(), c < 0), kept.counts)
-        self.select.remember(batch.logits, keep)  # Eq. (4)
+        self.select.observe(batch.logits, keep)  # Eq. (4)
         return batch.logits
 
     def subnetworks(self) -> SubNetworks | None:

@@ -84,6 +84,10 @@ class MEMO(Adapter):
         self.step.losses = {"entropy": losses.mean()}
         return logits
 
+    def answer(self, x: Tensor) -> Tensor:
+        """Return the logits of each image, normalised separately."""
+        return torch.cat([self.infer(image) for image in torch.split(x, 1)])
+
     def _one(self, image: Tensor, views: Tensor) -> tuple[Tensor, Tensor]:
         with self.episode():
             loss = marginal_entropy(self.traced(views))

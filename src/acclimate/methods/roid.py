@@ -95,9 +95,9 @@ class ROID(Adapter):
         self.mean = 0.9 * mean + 0.1 * p.mean(0)
         return self._corrected(batch.logits)
 
-    def predict_only(self, x: Tensor) -> Tensor:
-        """Return the corrected logits of x, without learning."""
-        return self._corrected(super().predict_only(x))
+    def answer(self, x: Tensor) -> Tensor:
+        """Return the corrected logits."""
+        return self._corrected(self.infer(x))
 
     @torch.no_grad()
     def _ensemble(self) -> None:

@@ -42,6 +42,7 @@ class SAR(Adapter):
 
     cost = (2, 2)
     selective = True
+    set_once = ("seed", "margin")
     defaults: ClassVar[Defaults] = Defaults(parameters="early-norm")
     presets: ClassVar[Presets] = {
         "resnet50": {"lr": 2.5e-4},

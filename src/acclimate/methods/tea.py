@@ -48,6 +48,7 @@ class TEA(Adapter):
     """
 
     cost = (23, 22)
+    set_once = ("seed", "buffer", "storage")
     task = "classification"
     presets: ClassVar[Presets] = {
         "resnet50": {"lr": 2.5e-4},

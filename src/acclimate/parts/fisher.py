@@ -37,7 +37,7 @@ class Learner(Protocol):
     def coupled(self) -> bool:
         """Whether the samples of a batch depend on each other."""
 
-    def exactly(self) -> AbstractContextManager[None]:
+    def eagerly(self) -> AbstractContextManager[None]:
         """Run eager passes in the network's own precision inside the block, with gradients on."""
 
     def logits(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -72,7 +72,7 @@ class Fisher(nn.Module):
         """
         if how not in _IMPORTANCE:
             raise ValueError(f"fisher={how!r}: expected one of {', '.join(map(repr, _IMPORTANCE))}")
-        with adapter.exactly():
+        with adapter.eagerly():
             importance = _IMPORTANCE[how](adapter, _checked(images, adapter.device))
         if not bool(importance.isfinite().all()):
             raise ValueError("the source images gave NaN or infinite gradients: no importance could be estimated")

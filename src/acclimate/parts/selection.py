@@ -72,9 +72,8 @@ class Selector(nn.Module, ABC):
         self.alarm = AcceptanceAlarm()
 
     def observe(self, logits: Tensor, keep: Tensor) -> None:
-        """Store which samples of a batch were kept; warn if it has been almost none or almost all for many batches."""
+        """Note which samples of a batch were kept: the state for the next batch. May be recorded as a CUDA graph."""
         self.remember(logits, keep)
-        self.watch(keep)
 
     def remember(self, logits: Tensor, keep: Tensor) -> None:
         """Update the state for the next batch. Most selectors have none."""
@@ -227,9 +226,12 @@ def make_selector(choice: Choice, margin: float | None, epsilon: Epsilon | None,
         return choice
     if choice not in (None, "reliable", "everything"):
         raise ValueError(f'select={choice!r}: expected a Selector, "everything" or "reliable"')
-    if choice == "everything" or (margin is None and (choice == "reliable" or epsilon is None)):
+    if choice == "reliable" and margin is None:
+        raise ValueError('select="reliable" needs a margin, such as 0.4; margin=None leaves that filter out')
+    if choice == "everything" or (margin is None and epsilon is None):
         return Everything()
-    if choice == "reliable" or epsilon is None:
-        return Reliable(0.4 if margin is None else margin, weighted=weighted)
+    if margin is not None and (choice == "reliable" or epsilon is None):
+        return Reliable(margin, weighted=weighted)
+    assert epsilon is not None  # noqa: S101
     redundancy = NonRedundant(epsilon)
     return redundancy if margin is None else Reliable(margin, weighted=weighted) * redundancy

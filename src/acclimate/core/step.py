@@ -102,7 +102,7 @@ class Step:
     @property
     def loss(self) -> Tensor | None:
         """The sum of the terms; None if no update was made."""
-        return torch.stack([*self.losses.values()]).sum() if self.updated else None
+        return torch.stack([*self.losses.values()]).sum() if self.losses and self.updated else None
 
     @property
     def uncertainty(self) -> Uncertainty | None:

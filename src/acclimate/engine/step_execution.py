@@ -12,7 +12,7 @@ from torch.nn import Parameter
 
 from ..checks import refuse_non_finite, soundness
 from ..parts.subnetwork import Sample, SubNetworks, scale_type
-from .capture import Capture, Host, NotRecordableError, State, read_state, write_back
+from .capture import Capture, Host, NotRecordableError, Values, read_state, write_back
 from .execution import Execution, Gathered, rows_first
 from .runner import Runner
 
@@ -30,7 +30,7 @@ class FunctionExecution(Execution):
         self.runner = runner
         self.rows: int | None = None
 
-    def once(self, make: Callable[[], Value]) -> Value:
+    def prediction(self, make: Callable[[], Value]) -> Value:
         """Compute it."""
         return make()
 
@@ -99,12 +99,16 @@ class StepExecution(FunctionExecution):
         self.host, self.reject, self.x, self.first, self.rows, self.kept = host, reject, x, first, rows, count
         self.capture: Capture | None = None
         self.recording = False
+        self.rejected = False
+        """Whether the batch was rejected where samples were counted."""
+        self.unfit = ""
+        """Why the rest of the step cannot be recorded, as its live run has shown."""
         self.step: Any = None
         """The record of the step."""
         self.forwards: int | Tensor = 0
         """Passes up to the prediction."""
         self.logits = torch.empty(0)
-        self.prediction: Any = None
+        self.predicted: Any = None
         self.sound: Tensor | None = None
         """Whether images and logits are finite, one flag each, until the host has read them."""
         self.report: Tensor | None = None
@@ -133,22 +137,27 @@ class StepExecution(FunctionExecution):
             self.logits = adapt(self.host, self.x)
             if self.recording:
                 self._record_state(found)
-                self.recording = False
-                capture.end()
-                self.prediction = None  # no second capture needs it
+                self._end()
+                self.predicted = None  # no second capture needs it
                 self._restore_state(found)
             else:
                 write_back(self.host, found)
         except BaseException as error:
+            if self.recording or self.rejected:
+                self._restore_state(found)
             if not self.recording:
                 raise
-            self.recording = False
-            self._restore_state(found)
-            raise capture.abort(error) from error
+            self.capture, self.recording = None, False
+            capture.abort(error)
 
-    def _record_state(self, found: State) -> None:
+    def _end(self) -> None:
+        assert self.capture is not None  # noqa: S101
+        self.capture.end()
+        self.recording = False
+
+    def _record_state(self, found: Values) -> None:
         """Record copies of new state into the memory where the next replay reads it."""
-        for name, module, key in self.host.slots():
+        for name, module, key in self.host.state.slots():
             old, new = found[name], getattr(module, key)
             if new is old:
                 continue
@@ -158,14 +167,14 @@ class StepExecution(FunctionExecution):
         if self.sound is not None:
             self.reject(self.sound)
 
-    def _restore_state(self, found: State) -> None:
-        for name, module, key in self.host.slots():
+    def _restore_state(self, found: Values) -> None:
+        for name, module, key in self.host.state.slots():
             setattr(module, key, found[name])
 
     def replay(self, count: int = 0) -> None:
         """Launch the graph, with newly sampled sub-networks for `count` samples."""
         assert self.capture is not None  # noqa: S101
-        for subnetworks, scales in self.samples:
+        for subnetworks, scales in self.samples if count else ():
             self._fill(subnetworks, scales, count)
         self.capture.graph.replay()
 
@@ -174,7 +183,7 @@ class StepExecution(FunctionExecution):
         assert self.report is not None  # noqa: S101
         *sound, count = self.report.tolist()
         if not all(sound):
-            refuse_non_finite(self.x, self.prediction.logits)
+            refuse_non_finite(self.x, self.predicted.logits)
         if self.exact:
             return count, max(count, 1)
         step = max(1, len(self.x) // _BUCKETS)
@@ -182,22 +191,24 @@ class StepExecution(FunctionExecution):
 
     # What the step asks -----------------------------------------------------------------------------------------------
 
-    def once(self, make: Callable[[], Value]) -> Value:
+    def prediction(self, make: Callable[[], Value]) -> Value:
         """Compute the prediction in the first capture; later ones start from it."""
         if self.first is None:
-            self.prediction = make()
+            self.predicted = make()
             self.forwards = self.host.step.forwards
         else:
-            self.prediction = self.first.prediction
+            self.predicted = self.first.predicted
             self.host.step.forwards = self.first.forwards
-        prediction: Value = self.prediction
-        return prediction
+        predicted: Value = self.predicted
+        return predicted
 
-    def check(self, x: Tensor, logits: Tensor, *, unit_range: bool) -> bool:  # noqa: ARG002
+    def check(self, x: Tensor, logits: Tensor, *, unit_range: bool) -> bool:
         """Check on the device: a batch that is not sound changes nothing."""
-        if self.recording:
-            sound = soundness(x, logits)
-            self.sound = sound if self.sound is None else self.sound & sound
+        if not self.recording:
+            refuse_non_finite(x, logits, unit_range=unit_range)
+            return True
+        sound = soundness(x, logits)
+        self.sound = sound if self.sound is None else self.sound & sound
         return False
 
     def count(self, samples: Tensor) -> None:
@@ -212,11 +223,11 @@ class StepExecution(FunctionExecution):
         assert self.sound is not None  # noqa: S101
         self.exact = exact
         self.report = torch.cat([self.sound.long(), samples.sum().view(1)])
-        self.recording = False
-        self.capture.end()
+        self._end()
         self.capture.graph.replay()
+        self.rejected = True  # unless reading says otherwise
         self.kept, self.rows = self.read()
-        self.sound = None
+        self.rejected, self.sound = False, None
 
     def gather(self, samples: Tensor, *, at_least: int = 1, exact: bool = False) -> Gathered:  # noqa: ARG002
         """Pad the kept samples to the number of rows."""
@@ -224,25 +235,26 @@ class StepExecution(FunctionExecution):
         assert self.rows is not None  # noqa: S101
         return Gathered(rows_first(samples, self.rows), padded=True, samples=None)
 
-    def sample(self, subnetworks: SubNetworks, x: Tensor, generator: Generator, count: int | None) -> Sample:  # noqa: ARG002
+    def sample(self, subnetworks: SubNetworks, x: Tensor, generator: Generator, count: int | None) -> Sample:
         """Return memory that is filled before each replay, or at once if the step runs live."""
-        if self.rows is None or subnetworks.per == "batch":
-            raise NotRecordableError('sub-networks are sampled per="batch", or for the whole batch')
-        if self.samples:
-            raise NotRecordableError("a step samples sub-networks more than once")
+        if self.samples or self.rows is None or subnetworks.per == "batch":
+            self.unfit = 'it samples sub-networks per="batch", for the whole batch, or more than once'
+            if self.recording:
+                raise NotRecordableError(self.unfit)
+            return subnetworks.sample(x, generator, self.kept if count is None else count)
         memory, width = self.first or self, len(subnetworks.droppable)
         if not len(memory.scales):
             memory.scales = torch.zeros(len(self.x) * width, device=x.device, dtype=scale_type(x))
         scales = memory.scales[: len(x) * width].view(len(x), width)
-        if self.recording:
-            self.samples.append((subnetworks, scales))
-        else:
+        self.samples.append((subnetworks, scales))
+        if not self.recording:
             self._fill(subnetworks, scales, self.kept or 0)
         return Sample(scales)
 
     def _fill(self, subnetworks: SubNetworks, scales: Tensor, count: int) -> None:
         sampled = subnetworks.scales(count, self.host.generator).to(scales.dtype)
-        scales[:count].copy_(sampled if sampled.is_cuda else sampled.pin_memory(), non_blocking=True)
+        pinned = sampled.pin_memory() if scales.is_cuda and not sampled.is_cuda else sampled
+        scales[:count].copy_(pinned, non_blocking=True)
 
     def condition(self, when: bool | Tensor, *, can_wait: bool) -> bool | Tensor:  # noqa: ARG002
         """Leave it on the device, and require a sound batch if the host has not checked it."""

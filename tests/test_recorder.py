@@ -1,0 +1,329 @@
+"""The logic of recording, without a GPU: a stand-in capture runs operations at once, and replays nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from networks import images, make, stream
+from torch import Tensor, nn
+
+from acclimate import EATAC, ETA, ETAC, Adapter, Everything, NonRedundant, Reliable, Tent
+from acclimate.engine.capture import CaptureCache, NotRecordableError
+from acclimate.engine.recorder import CapturedFunction, RecordedStep
+
+LR = 1e-2
+BLOCKS = {"blocks": "blocks.*"}
+
+
+class StandIn:
+    """In the place of a `Capture` and its graph."""
+
+    def __init__(self, fails: Exception | None = None) -> None:
+        self.open, self.fails, self.replays, self.graph = False, fails, 0, self
+
+    def begin(self) -> None:
+        self.open = True
+
+    def end(self) -> None:
+        self.open = False
+        if self.fails is not None:
+            raise NotRecordableError(str(self.fails))
+
+    def abort(self, error: BaseException) -> None:
+        self.open = False
+        if isinstance(error, (RuntimeError, ValueError)) and not isinstance(error, torch.OutOfMemoryError):
+            raise NotRecordableError(str(error)) from error
+        raise error
+
+    def replay(self) -> None:
+        assert not self.open
+        self.replays += 1
+
+
+def recorded(adapter: Adapter, x: Tensor, capture: StandIn, adapt: Callable[..., Tensor] | None = None) -> RecordedStep:
+    """A step that records into the stand-in, after two live batches."""
+    for warm_up in stream(2, size=len(x)):
+        adapter(warm_up.to(x.dtype))
+    adapter.recorder.capture = lambda _: capture  # type: ignore[method-assign]
+    adapter.recorder._rejected = torch.zeros(2, dtype=torch.int64)
+    return RecordedStep(adapter.recorder, adapt or type(adapter).adapt.__wrapped__, x)
+
+
+def call(adapter: Adapter, step: RecordedStep, x: Tensor) -> Tensor:
+    with adapter._aside(len(x)), adapter.learning():
+        logits = step(x)
+        adapter.step.finish(logits)
+        adapter.passes.add(adapter.step)
+    return logits
+
+
+def state(adapter: Adapter) -> dict[str, Tensor]:
+    return dict(adapter.snapshot().tensors)
+
+
+def unchanged(before: dict[str, Tensor], after: dict[str, Tensor]) -> bool:
+    return before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+
+
+@pytest.mark.parametrize("family", ["bn", "ln", "seg"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda net: ETA(net, lr=LR, strategy="replay"),
+        lambda net: ETA(net, lr=LR, strategy="replay-subset"),
+        lambda net: ETAC(net, lr=LR, drop=0.5, **BLOCKS),
+        lambda net: ETAC(net, lr=LR, drop=0.5, strategy="replay", select=Reliable(0.7), **BLOCKS),
+    ],
+)
+def test_the_rest_of_a_step_runs_live_where_samples_are_counted(build: Callable[..., Adapter], family: str) -> None:
+    """One call of `adapt`: captured up to the count, then live, with the kept samples padded to a number of rows."""
+    x = images(8, 3).double()
+    ours, theirs = build(make(family).double()), build(make(family).double())
+    capture, calls = StandIn(), []
+
+    def adapt(self: Any, x: Tensor) -> Tensor:
+        calls.append(len(x))
+        return type(self).adapt.__wrapped__(self, x)
+
+    step = recorded(ours, x, capture, adapt)
+    for warm_up in stream(2, size=8):
+        theirs(warm_up.double())
+    places = [getattr(module, key) for _, module, key in ours.state.slots()]
+    logits = call(ours, step, x)
+    assert all(a is getattr(m, key) for a, (_, m, key) in zip(places, ours.state.slots(), strict=True))
+    torch.testing.assert_close(logits, theirs(x))
+    assert calls == [8]
+    assert (capture.open, capture.replays) == (False, 1)
+    assert step.first.counts
+    assert step.warm == {step.first.rows}
+    assert {k: int(v) for k, v in ours.passes.state_dict().items()} == {
+        k: int(v) for k, v in theirs.passes.state_dict().items()
+    }
+    mine, other = state(ours), state(theirs)
+    for name in mine:
+        torch.testing.assert_close(mine[name], other[name])
+
+
+def test_a_step_that_counts_nothing_is_one_capture_and_changes_nothing_while_it_is_recorded() -> None:
+    x = stream(3)[2]
+    adapter = ETA(make("bn"), lr=LR)
+    capture = StandIn()
+    step = recorded(adapter, x, capture)
+    mean = adapter.select.second.mean
+    call(adapter, step, x)
+    assert adapter.select.second.mean is mean, "state stays where the next replay reads it"
+    assert not step.first.counts
+    assert capture.replays == 1
+
+
+@pytest.mark.parametrize("strategy", ["masked", "replay"])
+def test_a_capture_that_cannot_end_leaves_the_state_where_it_was(strategy: str) -> None:
+    adapter = ETA(make("bn"), lr=LR, strategy=strategy)
+    capture = StandIn(fails=RuntimeError("unjoined"))
+    step = recorded(adapter, stream()[2], capture)
+    before, mean = state(adapter), adapter.select.second.mean
+    with pytest.raises(NotRecordableError, match="unjoined"):
+        call(adapter, step, stream()[2])
+    assert adapter.select.second.mean is mean
+    if strategy == "replay":  # the other has made its update before the capture ends, since the stand-in executes
+        assert unchanged(before, state(adapter))
+    assert step.first.capture is None, "an incomplete capture must not be replayed"
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), KeyboardInterrupt(), TypeError("odd")])
+def test_an_error_while_recording_is_raised_and_the_next_batch_records_again(error: BaseException) -> None:
+    adapter = ETA(make("bn"), lr=LR, strategy="replay")
+    errors = [error]
+
+    def adapt(self: Any, x: Tensor) -> Tensor:
+        if errors:
+            raise errors.pop()
+        return ETA.adapt.__wrapped__(self, x)
+
+    capture = StandIn()
+    step = recorded(adapter, stream()[2], capture, adapt)
+    before, live = state(adapter), adapter.execution
+    with pytest.raises(type(error)):
+        call(adapter, step, stream()[2])
+    assert not capture.open
+    assert adapter.execution is live
+    assert unchanged(before, state(adapter))
+    assert call(adapter, step, stream()[2]).isfinite().all()
+
+
+def test_an_error_that_recording_causes_is_not_recordable() -> None:
+    adapter = Tent(make("bn"), lr=LR)
+
+    def adapt(self: Any, x: Tensor) -> Tensor:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(NotRecordableError, match="not permitted"):
+        call(adapter, recorded(adapter, stream()[2], StandIn(), adapt), stream()[2])
+
+
+def test_a_bad_batch_is_rejected_where_it_is_counted_and_the_capture_stays() -> None:
+    adapter = ETAC(make("ln"), lr=LR, **BLOCKS)
+    bad = stream()[2].clone()
+    bad[1, 0, 0, 0] = torch.nan
+    step = recorded(adapter, bad, StandIn())
+    before = state(adapter)
+    with pytest.raises(ValueError, match="NaN or infinity in 1 of 8 images"):
+        call(adapter, step, bad)
+    assert unchanged(before, state(adapter))
+    assert step.first.capture is not None
+
+
+def test_state_that_was_set_before_the_count_is_restored_when_the_batch_is_rejected() -> None:
+    adapter = ETA(make("ln"), lr=LR, strategy="replay")
+
+    def adapt(self: Any, x: Tensor) -> Tensor:
+        batch = self.predict(x)
+        self.select.second.mean = torch.full_like(self.select.second.mean, 0.5)
+        batch.kept(batch.logits[:, 0] > 0)
+        return batch.logits
+
+    bad = torch.full_like(stream()[2], torch.nan)
+    step = recorded(adapter, bad, StandIn(), adapt)
+    mean = adapter.select.second.mean
+    with pytest.raises(ValueError, match="NaN or infinity in 8 of 8 images"):
+        call(adapter, step, bad)
+    assert adapter.select.second.mean is mean
+
+
+def test_what_runs_live_is_checked_live() -> None:
+    adapter = ETA(make("ln"), lr=LR, strategy="replay")
+
+    def adapt(self: Any, x: Tensor) -> Tensor:
+        batch = self.predict(x)
+        batch.kept(batch.logits[:, 0] > -100)
+        return self.infer(x * torch.nan)
+
+    with pytest.raises(ValueError, match="NaN or infinity in 8 of 8 images"):
+        call(adapter, recorded(adapter, stream()[2], StandIn(), adapt), stream()[2])
+
+
+def test_subnetworks_per_batch_are_not_recorded_and_the_batch_is_learned_from_once() -> None:
+    x = stream()[2]
+    ours, theirs = (ETAC(make("ln"), lr=LR, per="batch", select=Everything(), **BLOCKS) for _ in range(2))
+    step = recorded(ours, x, StandIn())
+    for warm_up in stream(2):
+        theirs(warm_up)
+    torch.testing.assert_close(call(ours, step, x), theirs(x))
+    assert "per" in step.unfit
+    for p, q in zip(ours.adapted, theirs.adapted, strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_a_function_that_cannot_be_recorded_closes_its_capture() -> None:
+    adapter, capture = ETA(make("ln"), strategy="replay"), StandIn()
+    adapter.recorder.capture = lambda _: capture  # type: ignore[method-assign]
+
+    def work(x: Tensor) -> Tensor:
+        return adapter.predict(x).kept(torch.ones(len(x), dtype=torch.bool)).logits
+
+    with adapter._aside(8), adapter.learning(), pytest.raises(NotRecordableError, match="counts"):
+        CapturedFunction(adapter.recorder, work, [stream()[0]], None)
+    assert not capture.open
+
+
+# The cache ------------------------------------------------------------------------------------------------------------
+
+
+def test_calls_warm_up_twice_and_each_shape_by_itself() -> None:
+    cache = CaptureCache()
+    assert [cache.is_warm(("step", 8)) for _ in range(3)] == [False, False, True]
+    assert [cache.is_warm(("step", 4)) for _ in range(3)] == [False, False, True]
+
+
+def test_at_most_eight_shapes_of_a_kind_are_recorded() -> None:
+    cache = CaptureCache()
+    for shape in range(10):
+        warm = [cache.is_warm(("step", shape)) for _ in range(3)][-1]
+        assert warm == (shape < 8)
+        if warm:
+            cache.add(("step", shape), object())
+    assert cache.count("step") == 8
+    assert [cache.is_warm(("langevin", 1)) for _ in range(3)][-1], "another kind has a limit of its own"
+    assert cache.is_warm(("step", 3)), "what is recorded stays so"
+
+
+def test_other_settings_warm_up_again_and_other_addresses_only_record_again() -> None:
+    cache = CaptureCache()
+    key = ("step", 8)
+
+    def record() -> None:
+        cache.add(key, object())
+        cache.add(("langevin", 8), object())
+
+    cache.check("step", ("lr", 1), (100,))
+    assert [cache.is_warm(key) for _ in range(3)][-1]
+    record()
+    cache.check("step", ("lr", 1), (100,))
+    assert cache.get(key) is not None
+    cache.check("step", ("lr", 1), (200,))
+    assert cache.get(key) is None
+    assert cache.is_warm(key)
+    record()
+    cache.check("step", ("lr", 2), (200,))
+    assert cache.get(key) is None
+    assert not cache.is_warm(key)
+    assert cache.get(("langevin", 8)) is not None
+
+
+# What a recorded step depends on --------------------------------------------------------------------------------------
+
+
+class Own(Reliable):
+    """A user's selector, with settings of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__(0.4)
+        self._scale = 1.0
+        self.table = {"a": [1, 2]}
+        self.register_buffer("constant", torch.ones(2), persistent=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda select: setattr(select, "_scale", 2.0),
+        lambda select: select.table.update(a=[1, 3]),
+        lambda select: select.table["a"].append(4),
+        lambda select: setattr(select, "constant", torch.zeros(2)),
+        lambda select: setattr(select, "weighted", False),
+    ],
+)
+def test_settings_of_every_kind_are_noticed(change: Callable[[Own], None]) -> None:
+    adapter = ETA(make("ln"), select=Own())
+    before = [*adapter.recorder._settings()]
+    adapter(stream()[0])
+    assert [*adapter.recorder._settings()] == before
+    change(adapter.select)
+    assert [*adapter.recorder._settings()] != before
+
+
+def test_a_selector_may_observe_as_it_likes() -> None:
+    seen = []
+
+    class Counts(NonRedundant):
+        def observe(self, logits: Tensor, keep: Tensor) -> None:
+            seen.append(int(keep.sum()))
+            super().observe(logits, keep)
+
+    for adapter in (ETA(make("ln"), select=Counts()), EATAC(make("bn"), beta=0, select=Counts(), **BLOCKS)):
+        adapter(stream()[0])
+        assert adapter.select.mean is not None
+    assert len(seen) == 2
+
+
+def test_modules_of_the_network_are_no_state_of_the_method() -> None:
+    class Holds(Tent):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__(model)
+            self.first = model.stem
+
+    adapter = Holds(make("bn"))
+    assert [name for name, _, _ in adapter.state.slots()] == [name for name, _, _ in Tent(make("bn")).state.slots()]
