@@ -46,7 +46,7 @@ def demo_plans(
     """Return one plan per network, by default for every method that classifies, on `images` digits per corruption."""
     every = [name for name, method in METHODS.items() if method.task != "segmentation"]
     if unfit := [name for name in methods or () if name in METHODS and name not in every]:
-        raise PlanError(f"{unfit[0]} is for segmentation, and the digits are for classification")
+        raise PlanError(f"{unfit[0]} is for segmenters, and the demo classifies digits")
     if unknown := [name for name in networks or () if name not in DEMO_NETWORKS]:
         raise PlanError(f"no network {unknown[0]!r}: choose from {', '.join(DEMO_NETWORKS)}")
     chosen = {
