@@ -23,7 +23,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn import Parameter
 from torch.optim import Optimizer
 from typing_extensions import Self
 
@@ -120,8 +119,8 @@ class Adapter(nn.Module, ABC):
 
         self.model = model
         self.statistics, self.detach_statistics, self.seed = statistics, detach_statistics, seed
-        self.parameters_adapted = self.defaults.parameters if parameters is None else parameters
-        named = adapted_parameters(name, model, self.parameters_adapted)
+        self._which = self.defaults.parameters if parameters is None else parameters
+        named = adapted_parameters(name, model, self._which)
         self.names, self.adapted = tuple(named), tuple(named.values())
         self._asked = engine, precision, strategy
         self.runner = Runner(model, named, choose(engine, precision, model, self.device))
@@ -133,7 +132,7 @@ class Adapter(nn.Module, ABC):
         """The generator is on the CPU, so that random numbers are the same on every device."""
         self.classes: Tensor | None
         self.register_buffer("classes", class_index(classes, self.device), persistent=False)
-        self.class_list = None if classes is None else [int(c) for c in classes]
+        self._class_list = None if classes is None else [int(c) for c in classes]
         make = optimizer or partial(self.defaults.optimizer, lr=self.defaults.lr if lr is None else lr)
         self.optimizer: Optimizer | None = make(list(self.adapted)) if named else None
         start_momentum(self.optimizer)
@@ -280,7 +279,7 @@ class Adapter(nn.Module, ABC):
     def logits(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """Run one pass of the full network, perhaps with other parameters."""
         self.step.count(forwards=len(x))
-        return self.run(Pass(self.mode(len(x)), parameters=parameters or {}), x).logits
+        return self._run(Pass(self.mode(len(x)), parameters=parameters or {}), x).logits
 
     def traced(self, x: Tensor) -> Tensor:
         """Run one pass with a graph in which all samples receive a gradient."""
@@ -329,17 +328,6 @@ class Adapter(nn.Module, ABC):
         """Turn gradients on for the adapted parameters only, also inside the caller's no_grad or inference_mode."""
         return gradients_on(self.adapted, self.runner.frozen.values(), parameters=parameters)
 
-    @contextmanager
-    def eagerly(self) -> Iterator[None]:
-        """Run eager passes in the network's own precision inside the block, with gradients on."""
-        with self.learning(), self.runner.eager(), self._aside(0):
-            yield
-
-    @property
-    def named(self) -> dict[str, Parameter]:
-        """The adapted parameters by name."""
-        return dict(zip(self.names, self.adapted, strict=True))
-
     @property
     def coupled(self) -> bool:
         """Whether the logits of a sample depend on the rest of its batch, through BatchNorm's statistics."""
@@ -351,7 +339,9 @@ class Adapter(nn.Module, ABC):
             return "source"
         return "detached" if self.detach_statistics else "batch"
 
-    def run(self, pass_: Pass, x: Tensor, *, varying: bool = False) -> Output:
+    # Inside -----------------------------------------------------------------------------------------------------------
+
+    def _run(self, pass_: Pass, x: Tensor, *, varying: bool = False) -> Output:
         """Run a pass without counting it; return its logits over the chosen classes."""
         if pass_.subnetworks is not None:
             pass_ = replace(pass_, sample=self.execution.sample(pass_.subnetworks, x, self.generator, pass_.count))
@@ -361,11 +351,15 @@ class Adapter(nn.Module, ABC):
         if self.classes is None:
             return output
         logits = output.logits
-        if (last := max(self.class_list or [0])) >= logits.shape[1]:
+        if (last := max(self._class_list or [0])) >= logits.shape[1]:
             raise ValueError(f"classes= names class {last}; the model has {logits.shape[1]} classes")
         return output._replace(logits=logits.index_select(1, self.classes))
 
-    # Inside -----------------------------------------------------------------------------------------------------------
+    @contextmanager
+    def _eagerly(self) -> Iterator[None]:
+        """Run eager passes in the network's own precision inside the block, with gradients on."""
+        with self.learning(), self.runner.eager(), self._aside(0):
+            yield
 
     @contextmanager
     def _aside(self, size: int) -> Iterator[None]:
@@ -402,7 +396,9 @@ class Adapter(nn.Module, ABC):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.state.move(fn)
         engine, precision, strategy = self._asked
-        self.runner = Runner(self.model, self.named, choose(engine, precision, self.model, self.device, moved=True))
+        self.runner = Runner(
+            self.model, self.runner.adapted, choose(engine, precision, self.model, self.device, moved=True)
+        )
         self.recorder = Recorder(self)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the warning was given when the adapter was built

@@ -49,7 +49,7 @@ class Predictor(Protocol):
     def mode(self, size: int) -> Mode:
         """How BatchNorm normalises a batch of this size."""
 
-    def run(self, pass_: Pass, x: Tensor, *, varying: bool = False) -> Output:
+    def _run(self, pass_: Pass, x: Tensor, *, varying: bool = False) -> Output:
         """Run a pass without counting it."""
 
 
@@ -130,7 +130,7 @@ class Prediction(ABC):
         """Run the full network in the method's mode."""
         adapter = self.adapter
         adapter.step.count(forwards=len(x))
-        return adapter.run(Pass(adapter.mode(len(x))), x, varying=varying)
+        return adapter._run(Pass(adapter.mode(len(x))), x, varying=varying)
 
 
 class Masked(Prediction):
@@ -160,7 +160,7 @@ class Masked(Prediction):
         samples = samples_of(kept.counts)
         if adapter.coupled:
             adapter.step.count(forwards=_count(samples), in_graph=len(self.x))
-            logits = adapter.run(Pass(adapter.mode(len(self.x))), self.x).logits
+            logits = adapter._run(Pass(adapter.mode(len(self.x))), self.x).logits
             return Kept(logits, kept.counts, None, kept.any)
         places = samples.nonzero().squeeze(1)
         adapter.step.count(in_graph=len(places))
@@ -203,7 +203,7 @@ class Replay(Prediction):
         if not self.adapter.coupled:
             return self._pass(self.x)
         self.adapter.step.count(forwards=len(self.x))
-        return self.adapter.run(Pass("recorded"), self.x)
+        return self.adapter._run(Pass("recorded"), self.x)
 
     def _mode(self, size: int) -> Mode:
         return "replayed" if self.adapter.coupled else self.adapter.mode(size)
@@ -219,7 +219,7 @@ class Replay(Prediction):
         number = len(x) if samples is None else samples
         self.adapter.step.count(forwards=number, in_graph=number)
         pass_ = Pass(self._mode(len(x)), subnetworks, replayed=tuple(self.statistics), count=count)
-        return self.adapter.run(pass_, x, varying=True).logits
+        return self.adapter._run(pass_, x, varying=True).logits
 
 
 class ReplaySubset(Replay):

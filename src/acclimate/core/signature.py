@@ -26,9 +26,9 @@ def call_text(adapter: Any, base: type, *, engine: bool) -> str:
     arguments = [type(adapter.model).__name__, *(f"{name}={_setting(adapter, name)!r}" for name in names)]
     if adapter.optimizer is not None:
         arguments.append(f"optimizer={_describe(adapter.optimizer)}")
-        if adapter.parameters_adapted != adapter.defaults.parameters:
-            named = isinstance(adapter.parameters_adapted, str)
-            arguments.append(f"parameters={adapter.parameters_adapted if named else list(adapter.names)!r}")
+        if adapter._which != adapter.defaults.parameters:
+            named = isinstance(adapter._which, str)
+            arguments.append(f"parameters={adapter._which if named else list(adapter.names)!r}")
         shown = [name for name in ("statistics", "strategy") if name not in adapter.without]
         if not engine and adapter.strategy == "sparse":
             shown.remove("strategy")
@@ -38,7 +38,7 @@ def call_text(adapter: Any, base: type, *, engine: bool) -> str:
     if engine and adapter.engine != Engine():
         arguments.append(f"engine={adapter.engine!r}")
     if adapter.classes is not None:
-        arguments.append(f"classes={adapter.class_list}")
+        arguments.append(f"classes={adapter._class_list}")
     return f"{type(adapter).__name__}({', '.join([*arguments, f'seed={adapter.seed}'])})"
 
 

@@ -49,7 +49,7 @@ class State:
             "method": self.method,
             "optimizer": type(self._optimizer).__name__,
             "settings": [sorted(map(str, group)) for group in groups],
-            "classes": self.adapter.class_list,
+            "classes": self.adapter._class_list,
         }
 
     def source(self) -> Snapshot:

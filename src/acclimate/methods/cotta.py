@@ -105,7 +105,7 @@ class CoTTA(Adapter):
         z_t = self._teach(x, source)
         z = self.predict(x).rows()
         self.update(consistency=self._consistency(z, z_t, x))
-        self.teacher.follow(self.named, source)
+        self.teacher.follow(self.runner.adapted, source)
         self._restore_some(source)
         return z_t
 

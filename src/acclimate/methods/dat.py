@@ -97,7 +97,7 @@ class DAT(Adapter):
         with self.runner.repeatable():  # two losses share the student's graph
             losses = F.cross_entropy(resized(self.predict(x).rows(), x), z_t.argmax(1), reduction="none")
             self._learn(((u < self.uncertain) * losses).mean(), ((u > self.certain) * losses).mean())
-        self.teacher.follow(self.named, source)
+        self.teacher.follow(self.runner.adapted, source)
         self.seen += len(x)
         return z_t
 

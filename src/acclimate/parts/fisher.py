@@ -30,14 +30,18 @@ class Learner(Protocol):
         """The device of the network."""
 
     @property
-    def named(self) -> Mapping[str, Parameter]:
-        """The adapted parameters by name."""
+    def names(self) -> Sequence[str]:
+        """The names of the adapted parameters."""
+
+    @property
+    def adapted(self) -> Sequence[Parameter]:
+        """The adapted parameters."""
 
     @property
     def coupled(self) -> bool:
         """Whether the samples of a batch depend on each other."""
 
-    def eagerly(self) -> AbstractContextManager[None]:
+    def _eagerly(self) -> AbstractContextManager[None]:
         """Run eager passes in the network's own precision inside the block, with gradients on."""
 
     def logits(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -72,11 +76,11 @@ class Fisher(nn.Module):
         """
         if how not in _IMPORTANCE:
             raise ValueError(f"fisher={how!r}: expected one of {', '.join(map(repr, _IMPORTANCE))}")
-        with adapter.eagerly():
+        with adapter._eagerly():
             importance = _IMPORTANCE[how](adapter, _checked(images, adapter.device))
         if not bool(importance.isfinite().all()):
             raise ValueError("the source images gave NaN or infinite gradients: no importance could be estimated")
-        return cls(importance, _vector([*adapter.named.values()]))
+        return cls(importance, _vector(adapter.adapted))
 
     @classmethod
     def weighted(cls, beta: float, adapter: Learner, images: Images | None, how: Literal["batch", "sample"]) -> Fisher:
@@ -118,7 +122,7 @@ def batch_importance(adapter: Learner, batches: Iterable[Tensor]) -> Tensor:
 
     The released EATA computes this, and its β = 2,000 belongs to it.
     """
-    squares, count = torch.zeros_like(_vector([*adapter.named.values()])), 0
+    squares, count = torch.zeros_like(_vector(adapter.adapted)), 0
     for x in batches:
         gradient = adapter.gradients(pseudo_label_loss(adapter.logits(x)).mean())
         squares += _vector(gradient).square()
@@ -133,7 +137,7 @@ def sample_importance(adapter: Learner, batches: Iterable[Tensor]) -> Tensor:
     sample's loss is differentiated through its whole batch.
     """
     gradients = _coupled_gradients if adapter.coupled else _independent_gradients
-    squares, count = torch.zeros_like(_vector([*adapter.named.values()])), 0
+    squares, count = torch.zeros_like(_vector(adapter.adapted)), 0
     for x in batches:
         for rows in gradients(adapter, x):
             squares += rows.square().sum(0)
@@ -145,7 +149,7 @@ def _independent_gradients(adapter: Learner, x: Tensor) -> Iterator[Tensor]:
     def loss(theta: dict[str, Tensor], image: Tensor) -> Tensor:
         return pseudo_label_loss(adapter.logits(image.unsqueeze(0), theta)).squeeze(0)
 
-    theta = {name: p.detach() for name, p in adapter.named.items()}
+    theta = {name: p.detach() for name, p in zip(adapter.names, adapter.adapted, strict=True)}
     with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no batching rule
         rows = vmap(grad(loss), in_dims=(None, 0))(theta, x)
     yield torch.cat([rows[name].flatten(1) for name in theta], 1)
@@ -156,7 +160,7 @@ def _coupled_gradients(adapter: Learner, x: Tensor, chunk: int = 16) -> Iterator
     for one in torch.split(torch.eye(len(x), device=losses.device, dtype=losses.dtype), chunk):
         rows = torch.autograd.grad(
             losses,
-            [*adapter.named.values()],
+            adapter.adapted,
             one,
             retain_graph=True,
             is_grads_batched=True,
