@@ -450,21 +450,21 @@ def test_every_change_is_part_of_what_a_recorded_step_depends_on(change: str) ->
     adapter = adapter_of(name, "bn")
     x = stream(1)[0].double()
     adapter(x)
-    before = [*adapter.recorder._signature()]
+    before = [*adapter.recorder._settings()]
     adapter(x)
     adapter.predict_only(x)
-    assert [*adapter.recorder._signature()] == before, "nothing was changed yet"
+    assert [*adapter.recorder._settings()] == before, "nothing was changed yet"
     apply(adapter)
-    assert [*adapter.recorder._signature()] != before
+    assert [*adapter.recorder._settings()] != before
 
 
 def test_a_tensor_that_is_replaced_is_noticed_and_held() -> None:
     adapter = adapter_of("eata", "ln")
     adapter.select.first.threshold = torch.ones(2)
-    before = [*adapter.settings()]
-    assert [*adapter.settings()] == before
+    before = [*adapter.recorder._settings()]
+    assert [*adapter.recorder._settings()] == before
     adapter.select.first.threshold = torch.zeros(2)
-    assert [*adapter.settings()] != before
+    assert [*adapter.recorder._settings()] != before
 
 
 def test_a_torch_that_the_engine_does_not_know_runs_eagerly_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
