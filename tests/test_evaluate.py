@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from networks import make, stream
+from networks import images, make, stream
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -184,9 +184,28 @@ def test_mean_and_deviation() -> None:
     assert mean_and_deviation([1.0, None]) == mean_and_deviation([]) == "–"
 
 
-def test_a_domain_that_is_not_as_long_as_it_says_is_refused() -> None:
-    with pytest.raises(ValueError, match="batches"):
-        evaluate(Source(make("bn")), Scenario("test", [Domain("empty", [])]))
+def test_an_empty_domain_is_refused_and_nothing_is_reported_of_it() -> None:
+    one = [(images(4, 1), torch.zeros(4, dtype=torch.long))]
+    seen: list[list[str]] = []
+    with pytest.raises(ValueError, match="empty"):
+        evaluate(
+            Source(make("bn")),
+            Scenario("test", [Domain("a", one), Domain("empty", []), Domain("c", one)]),
+            on_domain=lambda result: seen.append([d.name for d in result.domains]),
+        )
+    assert seen == [["a"]]
+
+
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_a_domain_ends_with_its_batches_whatever_it_says_of_its_length(length: int) -> None:
+    class Says(Domain):
+        def __len__(self) -> int:
+            return length
+
+    batches = [(images(4, i), torch.zeros(4, dtype=torch.long)) for i in range(3)]
+    result = evaluate(Source(make("bn")), Scenario("test", [Says("a", batches), Says("b", batches[:2])]))
+    assert [(d.name, d.images) for d in result.domains] == [("a", 12), ("b", 8)]
+    assert result.done
 
 
 def test_the_demo_from_the_command_line(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from acclimate.bench.result_folder import read_results
 from acclimate.bench.run import Run
 from acclimate.bench.tables import differences, paper_table
 from acclimate.cli.main import app
-from acclimate.data import open_suite
+from acclimate.data import DataError, open_suite
 from acclimate.data.corruptions import BENCHMARK
 from acclimate.paper.published import paper_rows
 
@@ -489,3 +489,21 @@ def test_a_cache_goes_to_all_data_of_a_plan(tmp_path: Path, monkeypatch: pytest.
     assert "--cache makes no difference here" in done.output
     assert json.loads((tmp_path / "out" / "plan.json").read_text())["cache"] == folder
     assert CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")]).exit_code == 0, "no other protocol"
+
+
+def test_a_result_of_an_earlier_version_is_not_called_damaged(tmp_path: Path) -> None:
+    (tmp_path / "eata-seed0.json").write_text(json.dumps({"method": "EATA", "fingerprint": {}, "job": {}}))
+    with pytest.raises(PlanError, match="earlier version"):
+        read_results([tmp_path])
+
+
+@pytest.mark.parametrize("field", ["batch_size", "source_images", "images", "rounds"])
+def test_a_plan_refuses_a_number_of_zero(field: str) -> None:
+    with pytest.raises(PlanError, match=f"{field}=0"):
+        Plan(**{field: 0})
+
+
+@pytest.mark.parametrize("images", [0, 1873])
+def test_the_stream_of_the_demo_leaves_the_digits_of_its_probe_out(images: int) -> None:
+    with pytest.raises(DataError, match="1 to 1872"):
+        open_suite(f"demo:{images},0")

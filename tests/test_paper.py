@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from acclimate import EATAC, subnetwork
 from acclimate.bench.evaluate import evaluate
 from acclimate.bench.networks import NetworkError, load_network
-from acclimate.bench.plan import Job, PlanError
+from acclimate.bench.plan import Job, Plan, PlanError
 from acclimate.bench.run import Run
 from acclimate.cli.main import app
 from acclimate.cli.terminal import repeatable
@@ -658,7 +658,9 @@ def test_one_network_alone(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert done.output.count("--cache makes no difference here") == 1
     content = json.loads((tmp_path / "digits" / "lifelong.json").read_text())
-    assert [(case["column"], case["plan"]["cache"]) for case in content["cases"]] == [("resnet", str(tmp_path))]
+    assert content["plan"].keys() == {f.name for f in fields(Plan)}, "a file does not depend on today's defaults"
+    read = Numbers.read(tmp_path / "digits" / "lifelong.json")
+    assert [(case.column, case.plan.cache) for case in read.cases] == [("resnet", str(tmp_path))]
     none = CliRunner().invoke(app, ["paper", "run", "mixed", "--network", "resnet", "--out", str(tmp_path)])
     assert "mixed has nothing to show: it does not run resnet" in none.output
     every = CliRunner().invoke(app, ["paper", "run", "all", "--network", "vit", "--dry-run", "--out", str(tmp_path)])

@@ -10,20 +10,20 @@ from ..methods import METHODS
 from ..methods.cotta import ON_CIFAR10
 from .plan import Plan, PlanError
 
-__all__ = ["DEMO_METHODS", "DEMO_NETWORKS", "KINDS", "LEARNING_RATES", "ON_DIGITS", "demo_plans", "digit_overrides"]
+__all__ = ["DEMO_METHODS", "DEMO_NETWORKS", "demo_plans", "digit_overrides"]
 
 DEMO_NETWORKS = {"resnet": "digits-resnet", "vit": "digits-vit"}
 DEMO_METHODS = ("source", "bn-adapt", "tent", "eta", "eata", "eata-c")
 
-LEARNING_RATES = {"resnet": {"entropy": 0.01, "consistency": 0.05}, "vit": {"entropy": 0.003, "consistency": 0.01}}
+_LEARNING_RATES = {"resnet": {"entropy": 0.01, "consistency": 0.05}, "vit": {"entropy": 0.003, "consistency": 0.01}}
 """Chosen on this stream, for methods that minimise entropy and for EATA-C. The paper's rates are for streams of 11,730
 batches of ImageNet; this one has 72 of digits. The other methods keep their presets."""
 
-KINDS = dict.fromkeys(("tent", "sar", "rdumb", "eta", "eata"), "entropy") | dict.fromkeys(
+_LOSSES = dict.fromkeys(("tent", "sar", "rdumb", "eta", "eata"), "entropy") | dict.fromkeys(
     ("eta-c", "eata-c"), "consistency"
 )
 
-ON_DIGITS: dict[str, dict[str, Any]] = {
+_ON_DIGITS: dict[str, dict[str, Any]] = {
     "cotta": ON_CIFAR10,  # ten classes as well
     "rdumb": {"every": 10},  # the default, 1,000 batches, is longer than the stream
 }
@@ -31,8 +31,8 @@ ON_DIGITS: dict[str, dict[str, Any]] = {
 
 def digit_overrides(network: str) -> dict[str, dict[str, Any]]:
     """Return the arguments of methods on digits that differ from the presets."""
-    rates = {method: {"lr": LEARNING_RATES[network][kind]} for method, kind in KINDS.items()}
-    return {name: {**rates.get(name, {}), **ON_DIGITS.get(name, {})} for name in {**rates, **ON_DIGITS}}
+    rates = {method: {"lr": _LEARNING_RATES[network][kind]} for method, kind in _LOSSES.items()}
+    return {name: {**rates.get(name, {}), **_ON_DIGITS.get(name, {})} for name in {**rates, **_ON_DIGITS}}
 
 
 def demo_plans(

@@ -80,13 +80,13 @@ class Plan:
     seeds: Sequence[int] = _option(
         (0,), "Seed of the stream and the adapters; repeat for more.", name="seed", usual="0"
     )
-    batch_size: int = _option(0, "Images per batch.", least=1, usual="64; 1 for street scenes")
+    batch_size: int = _option(None, "Images per batch.", least=1, usual="64; 1 for street scenes")
     images: int | None = _option(None, "Images per domain.", least=1, usual="all")
     source: str | None = _option(
         None, "Data set with clean images for the Fisher importance of EATA and EATA-C.", usual="that of --data"
     )
     source_images: int = _option(
-        0, "Clean images for the Fisher importance.", least=1, usual="2,000; 20 street scenes, as in the paper"
+        None, "Clean images for the Fisher importance.", least=1, usual="2,000; 20 street scenes, as in the paper"
     )
     probe: str = _option(
         "snapshot",
@@ -119,7 +119,7 @@ class Plan:
     def __post_init__(self) -> None:
         scenes = not _SCENES.isdisjoint(self.data.split(":")[:2])
         for name, usual, of_scenes in (("batch_size", 64, 1), ("source_images", 2000, 20)):
-            if not getattr(self, name):
+            if getattr(self, name) is None:
                 object.__setattr__(self, name, of_scenes if scenes else usual)
         for each in fields(self):
             self._check(each.metadata["name"] or each.name, getattr(self, each.name), each.metadata)

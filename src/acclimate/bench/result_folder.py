@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..core.adapter import Adapter
 from ..files import write_text
@@ -37,9 +38,15 @@ def read_plan(folder: Path) -> Plan | None:
 
 
 def _read(path: Path) -> Result:
+    content: Any = None
     try:
-        return Result.from_dict(json.loads(path.read_text()))
+        content = json.loads(path.read_text())
+        return Result.from_dict(content)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(content, dict) and "fingerprint" in content:
+            raise PlanError(
+                f"{path} was written by an earlier version, which can still read it: use that one, or another folder"
+            ) from error
         raise PlanError(f"{path} is damaged, or not a result ({error}): remove it to run it again") from error
 
 

@@ -18,23 +18,23 @@ Command = Callable[..., None]
 
 
 def plan_options(
-    *names: str, about: Mapping[str, str] | None = None, defaults: bool = True
+    *names: str, about: Mapping[str, str] | None = None, usual: Mapping[str, str] | None = None
 ) -> Callable[[Command], Command]:
     """Give a command the options of these fields of a plan, or of all; its first parameter receives those given.
 
     Args:
         names: the fields.
         about: help that replaces a field's own.
-        defaults: show the plan's defaults in `--help`.
+        usual: defaults in words that replace the plan's in `--help`; an empty text shows none.
     """
     chosen = {f.metadata["name"] or f.name: f for f in fields(Plan) if not names or f.name in names}
-    hints = get_type_hints(Plan)
+    hints, about, usual = get_type_hints(Plan), about or {}, usual or {}
     derived = [
         inspect.Parameter(
             option,
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=Annotated[_type(hints[f.name]) | None, _option(f, (about or {}).get(f.name), defaults)],
+            annotation=Annotated[_type(hints[f.name]) | None, _option(f, about.get(f.name), usual.get(f.name))],
         )
         for option, f in chosen.items()
     ]
@@ -57,7 +57,7 @@ def plan_options(
     return decorate
 
 
-def _option(field: Field[Any], about: str | None, defaults: bool) -> Any:
+def _option(field: Field[Any], about: str | None, usual: str | None) -> Any:
     described = field.metadata
     choices = f" One of {', '.join(described['choices'])}." if described["choices"] and field.name != "methods" else ""
     default = described["usual"] or (str(field.default) if isinstance(field.default, (str, int)) else False)
@@ -66,7 +66,7 @@ def _option(field: Field[Any], about: str | None, defaults: bool) -> Any:
         min=described["least"],
         max=described["most"],
         help=(about or described["help"]) + choices,
-        show_default=default if defaults else False,
+        show_default=default if usual is None else usual or False,
     )
 
 

@@ -46,7 +46,13 @@ def list_recipes() -> None:
     *("data", "source", "seeds", "images", "probe_images", "batch_size"),
     *("device", "engine", "precision", "workers", "cache"),
     about={"data": "Data for the scale, such as imagenet-c:FOLDER,CLEAN."},
-    defaults=False,
+    usual={
+        "data": "",
+        "images": "the scale's",
+        "probe_images": "the scale's",
+        "precision": "fp32",
+        "workers": "0",
+    },
 )
 def run_recipes(
     options: dict[str, Any],

@@ -14,6 +14,7 @@ from .types import DataError, Part, Suite
 __all__ = ["DemoDigits", "open_demo"]
 
 _BATCH = 64
+_PROBE = 128  # clean digits at the end of the test set
 
 
 class DemoDigits(Suite):
@@ -36,6 +37,9 @@ class DemoDigits(Suite):
     )
 
     def __init__(self, images: int, seed: int) -> None:
+        most = len(load_digits()[1]) - _PROBE
+        if not 1 <= images <= most:
+            raise DataError(f"demo:{images},{seed}: expected 1 to {most} digits; the last {_PROBE} are for the probe")
         self.images, self.seed = images, seed
 
     def part(self, shift: str, severity: int) -> Part:
@@ -45,7 +49,7 @@ class DemoDigits(Suite):
     def clean(self) -> Part:
         """Return clean digits from the end of the test set, which the stream does not reach."""
         test = load_digits()[1]
-        return Part(Tensors(test.x[-128:], test.y[-128:]), ordered=True)
+        return Part(Tensors(test.x[-_PROBE:], test.y[-_PROBE:]), ordered=True)
 
 
 @cache

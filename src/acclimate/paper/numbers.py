@@ -95,7 +95,7 @@ _NAMES = {method.__name__: name for name, method in METHODS.items()}
 _LEFT_OUT = {"model", "protocol", "arguments", "done", "source_accuracy"}
 """Fields of a result that are left out, because the case's plan or the source network's result has them."""
 _DETAILS = {"in_graph", "adaptive_ece", "nll", "brier", "aurc", "process_memory", "iou"}
-"""Fields of a domain that are left out, because no table or figure shows them. The folder of the case has them."""
+"""Fields of a domain that are left out, because no table or figure shows them; the folder of a run has them."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,10 @@ class Numbers:
         return [json.loads(text) for text in texts]
 
     def text(self) -> str:
-        """Return the content of its file: compact results, plans without default values, each origin once."""
-        origins, cases = self.origins, []
+        """Return the content of its file: compact results, one plan and what differs from it, each origin once."""
+        origins, usual, cases = self.origins, self.cases[0].plan.as_dict(), []
         for case in self.cases:
-            plan, usual = case.plan.as_dict(), Plan(data=case.plan.data).as_dict()
-            plan = {name: value for name, value in plan.items() if value != usual[name] or name == "data"}
+            plan = {name: value for name, value in case.plan.as_dict().items() if value != usual[name]}
             results = []
             for result in case.results:
                 stored = {name: value for name, value in result.compact().items() if name not in _LEFT_OUT}
@@ -127,7 +126,7 @@ class Numbers:
                 results.append({**stored, "origin": origins.index(result.origin)})
             cases.append({"row": case.row, "column": case.column, "x": case.x, "plan": plan, "results": results})
         head = {name: getattr(self, name) for name in ("recipe", "title", "scale", "command")}
-        return json_lines({**head, "origins": origins, "cases": cases}, depth=4)
+        return json_lines({**head, "plan": usual, "origins": origins, "cases": cases}, depth=4)
 
     @classmethod
     def parse(cls, text: str) -> Numbers:
@@ -135,7 +134,7 @@ class Numbers:
         content = json.loads(text)
         cases = []
         for stored in content["cases"]:
-            plan, results = Plan.from_dict(stored["plan"]), []
+            plan, results = Plan.from_dict({**content["plan"], **stored["plan"]}), []
             for each in stored["results"]:
                 known = {"model": plan.model, "protocol": plan.protocol, "done": True}
                 known["arguments"] = plan.arguments(Job(_NAMES[each["method"]], each["seed"]))
