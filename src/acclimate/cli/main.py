@@ -74,51 +74,38 @@ def list_names() -> None:
 
 
 Out = Annotated[Path, typer.Option(help="Folder for the report.")]
-Method = Annotated[list[str] | None, typer.Option(help="A method to run; repeat for more.")]
 Network = Annotated[list[str] | None, typer.Option(help="resnet or vit; both by default.")]
-Severity = Annotated[int, typer.Option(min=1, max=5, help="Severity of the corruptions.")]
-Images = Annotated[int, typer.Option(min=8, max=1600, help="Digits per corruption.")]
 Seed = Annotated[int, typer.Option(help="Seed of the corruptions and the adapters.")]
-Device = Annotated[str, typer.Option(help="Device, such as cpu or cuda.")]
+_DIGITS = ("methods", "severity", "images", "device")
+_ABOUT = {"methods": "A method to run; repeat for more.", "images": "Digits per corruption."}
 
 
 @app.command()
-def demo(
-    out: Out = Path("acclimate-demo"),
-    method: Method = None,
-    network: Network = None,
-    severity: Severity = 4,
-    images: Images = 384,
-    seed: Seed = 0,
-    device: Device = "cpu",
-) -> None:
+@plan_options(*_DIGITS, about=_ABOUT, usual={"methods": ", ".join(DEMO_METHODS), "severity": "4", "images": "384"})
+def demo(options: dict[str, Any], network: Network = None, seed: Seed = 0, out: Out = Path("acclimate-demo")) -> None:
     """Adapt small networks to a lifelong stream of corrupted digits, and write an HTML report."""
-    _adapt_to_digits("demo", out, method or DEMO_METHODS, network, severity, images, seed, device)
+    _adapt_to_digits("demo", out, network, seed, **{"methods": DEMO_METHODS, "images": 384, **options})
 
 
 @app.command()
+@plan_options(*_DIGITS, about=_ABOUT, usual={"methods": "all", "severity": "4", "images": "128"})
 def compare(
-    out: Out = Path("acclimate-compare"),
-    method: Method = None,
-    network: Network = None,
-    severity: Severity = 4,
-    images: Images = 128,
-    seed: Seed = 0,
-    device: Device = "cpu",
+    options: dict[str, Any], network: Network = None, seed: Seed = 0, out: Out = Path("acclimate-compare")
 ) -> None:
     """Compare every method on a shorter stream of the demo's digits: some minutes, most of them for MEMO and TEA."""
-    _adapt_to_digits("compare", out, method, network, severity, images, seed, device)
+    _adapt_to_digits("compare", out, network, seed, **{"images": 128, **options})
 
 
 def _adapt_to_digits(
     command: str,
     out: Path,
-    methods: Sequence[str] | None,
     networks: Sequence[str] | None,
-    severity: int,
-    images: int,
     seed: int,
-    device: str,
+    *,
+    images: int,
+    methods: Sequence[str] | None = None,
+    severity: int = 4,
+    device: str = "cpu",
 ) -> None:
     from ..bench.report import write_demo
 
