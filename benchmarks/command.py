@@ -14,7 +14,7 @@ import torch
 
 from acclimate.bench.provenance import origin
 from acclimate.cli.terminal import repeatable
-from acclimate.files import json_lines, write_text
+from acclimate.files import json_lines, rounded, write_text
 
 __all__ = ["RESULTS", "command", "path", "read", "write"]
 
@@ -48,13 +48,4 @@ def write(name: str, arguments: argparse.Namespace, result: dict[str, Any], dept
         "command": shlex.join(["python", "-m", f"benchmarks.{name}", *repeatable(sys.argv[1:])]),
         "origin": origin(torch.device(arguments.device)),
     }
-    write_text(path(name, arguments), json_lines(_rounded(head | result), depth))
-
-
-def _rounded(value: Any) -> Any:
-    """Round floats to 8 significant digits."""
-    if isinstance(value, float):
-        return float(f"{value:.8g}")
-    if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
+    write_text(path(name, arguments), json_lines(rounded(head | result, digits=8), depth))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["json_lines", "write_bytes", "write_text"]
+__all__ = ["json_lines", "rounded", "write_bytes", "write_text"]
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -28,6 +29,17 @@ def write_text(path: Path, text: str) -> None:
     """Write text in the same way, and create the folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, text.encode())
+
+
+def rounded(value: Any, digits: int) -> Any:
+    """Return plain data with its floats rounded to a number of significant digits; whole ones become integers."""
+    if isinstance(value, float):
+        short = float(f"{value:.{digits}g}")
+        return int(short) if short.is_integer() else short
+    if isinstance(value, Mapping):
+        return {name: rounded(each, digits) for name, each in value.items()}
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    return [rounded(each, digits) for each in value] if listed else value
 
 
 def json_lines(content: Any, depth: int) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from ..files import rounded
 from .metrics import BINS
 from .plan import SHARED
 
@@ -184,7 +185,7 @@ class Result:
 
         Domains are columns, `{"name": [...], "accuracy": [...], ...}`; a column of equal numbers is one number.
         """
-        content: dict[str, Any] = _rounded(asdict(self))
+        content: dict[str, Any] = rounded(asdict(self), digits=6)
         columns = {f.name: [domain[f.name] for domain in content["domains"]] for f in fields(DomainResult)}
         content["domains"] = {
             name: column[0] if name not in ("name", "iou") and len(set(column)) == 1 else column
@@ -205,12 +206,3 @@ class Result:
             columns = [column if isinstance(column, list) else [column] * count for column in domains.values()]
             domains = [dict(zip(domains, row, strict=True)) for row in zip(*columns, strict=True)]
         return cls(**{**own, "domains": [DomainResult(**domain) for domain in domains]})
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        short = float(f"{value:.6g}")
-        return int(short) if short.is_integer() else short
-    if isinstance(value, Mapping):
-        return {name: _rounded(each) for name, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
