@@ -153,8 +153,11 @@ def write_scores(data: Path, network: Path) -> None:
 
 
 def save(net: nn.Module, out: Path) -> None:
-    """Write the network in Hugging Face's format, which `hf:FOLDER` reads."""
-    net.save_pretrained(out)  # type: ignore[operator]
+    """Write the network in Hugging Face's format, which `hf:FOLDER` reads: half precision in the file, single in use."""
+    net.half().save_pretrained(out)  # type: ignore[operator]
+    config = json.loads((out / "config.json").read_text())
+    config.pop("torch_dtype", None)
+    (out / "config.json").write_text(json.dumps({**config, "dtype": "float32"}, indent=1) + "\n")
     processor = {"image_processor_type": "SegformerImageProcessor", "image_mean": MEAN, "image_std": STD}
     (out / "preprocessor_config.json").write_text(json.dumps(processor))
 

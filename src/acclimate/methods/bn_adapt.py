@@ -33,7 +33,8 @@ class BNAdapt(Adapter):
 
     cost = (1, 0)
     defaults: ClassVar[Defaults] = Defaults(parameters=None)
-    presets: ClassVar[Presets] = {network: {} for network in NETWORKS}
+    # one image at a time on ACDC, where the paper's 52.0 is below its source network: the statistics of that image alone
+    presets: ClassVar[Presets] = {**{network: {} for network in NETWORKS}, "segformer-b5": {"prior": 0}}
 
     def __init__(self, model: nn.Module, *, prior: float = 64, **options: Unpack[Running]) -> None:
         super().__init__(model, statistics="source" if prior else "batch", **options)
