@@ -153,7 +153,7 @@ def write_scores(data: Path, network: Path) -> None:
 
 
 def save(net: nn.Module, out: Path) -> None:
-    """Write the network in Hugging Face's format, which `hf:FOLDER` reads: half precision in the file, single in use."""
+    """Write the network in Hugging Face's format, which `hf:FOLDER` reads; the file has half precision."""
     net.half().save_pretrained(out)  # type: ignore[operator]
     config = json.loads((out / "config.json").read_text())
     config.pop("torch_dtype", None)

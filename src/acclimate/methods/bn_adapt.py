@@ -33,7 +33,7 @@ class BNAdapt(Adapter):
 
     cost = (1, 0)
     defaults: ClassVar[Defaults] = Defaults(parameters=None)
-    # one image at a time on ACDC, where the paper's 52.0 is below its source network: the statistics of that image alone
+    # on ACDC, one image at a time, the statistics of that image alone: the paper's 52.0 is below its source network
     presets: ClassVar[Presets] = {**{network: {} for network in NETWORKS}, "segformer-b5": {"prior": 0}}
 
     def __init__(self, model: nn.Module, *, prior: float = 64, **options: Unpack[Running]) -> None:
