@@ -14,14 +14,13 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
-from statistics import mean
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from acclimate.bench.result import Result
 from acclimate.bench.result_folder import read_results
-from acclimate.bench.tables import Table, as_markdown, mean_and_deviation, paper_table, summary_table
+from acclimate.bench.tables import Table, as_markdown, mean_and_deviation, paper_table, passes_per_domain, summary_table
 from acclimate.methods import METHODS
 from acclimate.paper.numbers import Numbers
 from acclimate.paper.published import PaperRow, legend, paper_rows, paper_table_of
@@ -35,7 +34,6 @@ IMAGES = ROOT / "docs" / "images"
 RECIPE_FILES = RESULTS / "paper"
 NETWORKS = {"resnet": "resnet50", "vit": "vit-base"}
 """Our networks, and those of the paper beside them."""
-PASSES = ("forwards", "backwards")
 
 
 @cache
@@ -58,7 +56,7 @@ def measured(module: Callable[..., Table], name: str, machine: str) -> Table:
 
 def recipe(name: str, part: str = "") -> Table:
     """Return a recipe's own table."""
-    return RECIPES[name].show(numbers(RECIPE_FILES / f"{name}.json").cases)[0][part]
+    return RECIPES[name].show(numbers(RECIPE_FILES / f"{name}.json").cases).tables[part]
 
 
 def published(name: str) -> Table:
@@ -92,8 +90,7 @@ def comparison(file: Path, network: str) -> str:
     for (method, images), results in found.items():
         label = method + ("" if images is None else f", {images:,} images")
         label += f", {len(results)} of {most} seeds" if len(results) < most else ""
-        passes = [f"{mean(getattr(r, kind) / len(r.domains) for r in results):,.0f}" for kind in PASSES]
-        rows.append([label, *_scores(results), *passes, *_published(paper.get(method))])
+        rows.append([label, *_scores(results), *passes_per_domain(results), *_published(paper.get(method))])
     ours = ["Acc.", "ECE", "#Forwards", "#Backwards"]
     table = as_markdown(["method", *ours, f"paper: {ours[0]}", *ours[1:]], rows)
     notes = legend(row[-4] for row in rows)
@@ -176,7 +173,7 @@ TABLES: dict[str, Callable[[], Table | str]] = {
 def recipe_figure(name: str, column: str = "") -> Figure:
     """Return a recipe's figure, of columns that begin with `column`."""
     cases = numbers(RECIPE_FILES / f"{name}.json").cases
-    return RECIPES[name].show([case for case in cases if case.column.startswith(column)])[1][""]
+    return RECIPES[name].show([case for case in cases if case.column.startswith(column)]).figures[""]
 
 
 FIGURES: dict[str, Callable[[], Figure]] = {

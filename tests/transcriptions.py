@@ -117,10 +117,10 @@ def eata(
 
 
 def tiny_vit_with_branches(model: nn.Module, x: Tensor, scales: Tensor) -> Tensor:
-    """The tiny ViT's forward pass by hand, each branch of its second block scaled per sample: (2, B)."""
+    """The tiny ViT's forward pass by hand, both branches of all blocks but the first scaled per sample."""
     tokens = model.patches(x).flatten(2).mT
     for index, block in enumerate(model.blocks):
-        attention, mlp = scales.view(2, -1, 1, 1) if index == 1 else (1.0, 1.0)
+        attention, mlp = scales[2 * index - 2 : 2 * index].view(2, -1, 1, 1) if index else (1.0, 1.0)
         y = block.norm1(tokens)
         tokens = tokens + attention * block.attention(y, y, y, need_weights=False)[0]
         tokens = tokens + mlp * block.mlp(block.norm2(tokens))
@@ -128,11 +128,11 @@ def tiny_vit_with_branches(model: nn.Module, x: Tensor, scales: Tensor) -> Tenso
 
 
 def tiny_resnet_with_branches(model: nn.Module, x: Tensor, scales: Tensor) -> Tensor:
-    """The tiny ResNet's forward pass by hand, the branch of its second block scaled per sample: (1, B)."""
+    """The tiny ResNet's forward pass by hand, the branch of all blocks but the first scaled per sample."""
     y = model.stem(x)
     for index, block in enumerate(model.blocks):
         branch = block.norm2(block.conv2(torch.relu(block.norm1(block.conv1(y)))))
-        y = torch.relu(y + (scales.view(-1, 1, 1, 1) if index == 1 else 1.0) * branch)
+        y = torch.relu(y + (scales[index - 1].view(-1, 1, 1, 1) if index else 1.0) * branch)
     return model.head(y).mean((2, 3))
 
 
@@ -149,11 +149,17 @@ def eata_c(
     q: float,
     fisher: list[Tensor],
     seed: int,
+    reverse: bool = False,
 ) -> list[Tensor]:
-    """Eq. (10) to (15) with sub-networks sampled from a seed, one row of random numbers per droppable branch."""
+    """Eq. (10) to (15) with sub-networks sampled from a seed, one row of random numbers per droppable branch.
+
+    Block i of n is dropped at the rate i/(n − 1) · drop. `reverse` is the divergence as Eq. (10) writes it.
+    """
     net = Plain(model, lr)
     forward = tiny_vit_with_branches if hasattr(model, "patches") else tiny_resnet_with_branches
-    branches = 2 if hasattr(model, "patches") else 1
+    branches, blocks = 2 if hasattr(model, "patches") else 1, len(model.blocks)
+    ratios = [[drop * i / (blocks - 1)] for i in range(1, blocks) for _ in range(branches)]
+    rates = torch.tensor(ratios, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     source = [p.detach().clone() for p in net.free]
     mean: Tensor | None = None
@@ -174,12 +180,16 @@ def eata_c(
         average = torch.stack([y[i] for i in chosen]).mean(0)
         mean = average if mean is None else 0.9 * mean + 0.1 * average
 
-        stays = torch.rand(branches, len(chosen), generator=generator) >= drop
-        s = forward(net.model, x[chosen], stays.double() / (1 - drop)).softmax(1)
+        stays = torch.rand(len(rates), len(chosen), generator=generator) >= rates
+        s = forward(net.model, x[chosen], stays.double() / (1 - rates)).softmax(1)
         loss = torch.zeros((), dtype=torch.float64)
         for row, i in enumerate(chosen):
-            target = ((y[i] + (1 - q) * s[row]) / (2 - q)).detach()
-            loss = loss + (target * (target.log() - s[row].log())).sum()
+            target = (y[i] + (1 - q) * s[row]) / (2 - q)
+            if reverse:
+                loss = loss + (s[row] * (s[row].log() - target.log())).sum()
+            else:
+                target = target.detach()
+                loss = loss + (target * (target.log() - s[row].log())).sum()
             certain = 1.0 if y[i].argmax() == s[row].argmax() else -1.0
             loss = loss + alpha * certain * -(s[row] * s[row].log()).sum()
         loss = loss / len(chosen)

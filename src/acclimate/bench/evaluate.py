@@ -75,12 +75,12 @@ def evaluate(
     """
     resets: Literal["never", "batch"] = "batch" if scenario.resets == "batch" else "never"
 
-    def probe() -> float | None:
-        return None if clean is None else accuracy_of(adapter, clean, resets)
+    def probe(images: Stream | None) -> float | None:
+        return None if images is None else accuracy_of(adapter, images, resets)
 
     result = result or start_result(adapter, scenario)
     if not result.domains:
-        result.clean_before = probe()
+        result.clean_before = probe(clean or scenario.clean_between)
     meter = _DomainMeter(adapter)
     for batch in run(adapter, scenario, len(result.domains)):
         meter.update(batch)
@@ -94,7 +94,7 @@ def evaluate(
             result.domains.append(meter.finish(batch.domain))
             meter.add_bins(result.bins)
             if scenario.clean_between is None:
-                result.domains[-1].clean_accuracy = result.clean_before if adapter.episodic else probe()
+                result.domains[-1].clean_accuracy = result.clean_before if adapter.episodic else probe(clean)
         if batch.probe or scenario.clean_between is None:
             result.done = len(result.domains) == len(scenario.domains)
             if on_domain is not None:

@@ -2,6 +2,7 @@
 
 loaded = load_network("timm:resnet50")                      # weights from timm's hub
 loaded = load_network("timm:resnet50=weights.safetensors")  # or from a file
+loaded = load_network("timm:vit_base_patch16_224@imagenet")  # with ImageNet's mean and std instead of its own
 loaded = load_network("my_networks.py:make")                # a function of your own
 """
 
@@ -9,23 +10,27 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..data.folders import Preprocess
-from ..parts.normalised import Normalised
+from ..parts.normalised import IMAGENET, Normalised, check_normalisation
 from .own_networks import NETWORKS
 from .own_networks import weights as own_weights
 
 __all__ = ["KINDS", "Loaded", "NetworkError", "load_network"]
+
+Normalisation: TypeAlias = tuple[Sequence[float], Sequence[float]]
+"""Mean and standard deviation per channel."""
 
 
 class NetworkError(ValueError):
@@ -81,7 +86,7 @@ def _fetching(library: str, name: str) -> Iterator[None]:
         raise NetworkError(f"{library} could not fetch the weights of {name} ({error}): {hint}") from error
 
 
-def _timm(name: str, weights: Path | None) -> Loaded:
+def _timm(name: str, weights: Path | None, given: Normalisation | None) -> Loaded:
     timm = _library("timm")
     with _fetching("timm", name):
         net = timm.create_model(name, pretrained=weights is None)
@@ -89,10 +94,10 @@ def _timm(name: str, weights: Path | None) -> Loaded:
     config = timm.data.resolve_model_data_config(net)
     crop = int(config["input_size"][-1])
     sizes = Preprocess(math.floor(crop / config["crop_pct"]), crop, _interpolation(config["interpolation"]))
-    return Loaded(f"timm:{name}", Normalised(net, config["mean"], config["std"]), sizes)
+    return Loaded(f"timm:{name}", Normalised(net, *(given or (config["mean"], config["std"]))), sizes)
 
 
-def _torchvision(name: str, weights: Path | None) -> Loaded:
+def _torchvision(name: str, weights: Path | None, given: Normalisation | None) -> Loaded:
     models = _library("torchvision.models")
     with _fetching("torchvision", name):
         transforms = models.get_model_weights(name).DEFAULT.transforms()
@@ -101,13 +106,11 @@ def _torchvision(name: str, weights: Path | None) -> Loaded:
         net = models.get_model(name, weights=None if weights else "DEFAULT", **own)
     _fill(net, weights)
     how = _interpolation(transforms.interpolation.value)
-    if segments:
-        return Loaded(f"torchvision:{name}", Normalised(net, transforms.mean, transforms.std), None)
-    sizes = Preprocess(transforms.resize_size[0], transforms.crop_size[0], how)
-    return Loaded(f"torchvision:{name}", Normalised(net, transforms.mean, transforms.std), sizes)
+    sizes = None if segments else Preprocess(transforms.resize_size[0], transforms.crop_size[0], how)
+    return Loaded(f"torchvision:{name}", _normalised(name, net, given, (transforms.mean, transforms.std)), sizes)
 
 
-def _hugging_face(name: str, weights: Path | None) -> Loaded:
+def _hugging_face(name: str, weights: Path | None, given: Normalisation | None) -> Loaded:
     transformers = _library("transformers")
     if weights is not None:
         raise NetworkError("hf: takes a name or a folder in the hub's format, not a file of weights")
@@ -121,11 +124,12 @@ def _hugging_face(name: str, weights: Path | None) -> Loaded:
         processor = transformers.AutoImageProcessor.from_pretrained(name)
     except OSError as error:
         raise NetworkError(f"transformers could not load {name!r}: {str(error).splitlines()[0]}") from error
-    mean, std = processor.image_mean, processor.image_std
+    own = (processor.image_mean, processor.image_std)
     if not getattr(processor, "do_normalize", True):
-        mean, std = (0.0,) * 3, (1.0,) * 3
+        own = ((0.0,) * 3, (1.0,) * 3)
+    model = _normalised(name, net, given, own)
     if segments:
-        return Loaded(f"hf:{name}", Normalised(net, mean, std), None)
+        return Loaded(f"hf:{name}", model, None)
     size = processor.size
     side = int(size.get("shortest_edge") or size["height"])
     cuts = getattr(processor, "do_center_crop", False)
@@ -135,7 +139,14 @@ def _hugging_face(name: str, weights: Path | None) -> Loaded:
         side, crop, cuts = int(side / share), side, True
     how = {2: "bilinear", 3: "bicubic"}.get(int(processor.resample), "bilinear")
     squash = not cuts and "shortest_edge" not in size
-    return Loaded(f"hf:{name}", Normalised(net, mean, std), Preprocess(side, crop, _interpolation(how), squash))
+    return Loaded(f"hf:{name}", model, Preprocess(side, crop, _interpolation(how), squash))
+
+
+def _normalised(name: str, net: nn.Module, given: Normalisation | None, own: Normalisation) -> Normalised:
+    """Return a network with the given normalisation, or its own; a difference is warned about (timm's: there)."""
+    if given is not None:
+        check_normalisation(name, given, own)
+    return Normalised(net, *(given or own))
 
 
 def _file(spec: str) -> Loaded:
@@ -163,14 +174,15 @@ KINDS: dict[str, str] = {
     "digits-vit": "the demo's small ViT, with LayerNorm",
     "cifar10-resnet": "a small ResNet for CIFAR-10, or cifar10-resnet=FILE",
     "cifar10-vit": "a small ViT for CIFAR-10, or cifar10-vit=FILE",
-    "timm:NAME": "a network of timm, with weights from its hub, or from a file: timm:NAME=FILE",
+    "timm:NAME": "a network of timm, with weights from its hub, or from a file: timm:NAME=FILE; with another "
+    "normalisation than its own: timm:NAME@imagenet, or timm:NAME@MEAN/STD",
     "torchvision:NAME": "a network of torchvision, or torchvision:NAME=FILE",
     "hf:NAME": "an image classifier or a segmenter of transformers, by name or from a folder",
     "FILE.py:FUNCTION": "your own: a function that returns a network for images in [0, 1], or (network, Preprocess)",
 }
-"""Specifications that `load_network` understands."""
+"""Specifications that `load_network` understands. Every library's network can have another normalisation."""
 
-_LIBRARIES: dict[str, Callable[[str, Path | None], Loaded]] = {
+_LIBRARIES: dict[str, Callable[[str, Path | None, Normalisation | None], Loaded]] = {
     "timm": _timm,
     "torchvision": _torchvision,
     "hf": _hugging_face,
@@ -184,14 +196,33 @@ def load_network(spec: str, device: torch.device | str = "cpu") -> Loaded:
     if own in NETWORKS:
         loaded = _ours(own, Path(weights) if weights else None)
     elif library in _LIBRARIES:
-        name, _, weights = name.partition("=")
-        loaded = _LIBRARIES[library](name, Path(weights) if weights else None)
+        named, normalisation = _split(name)
+        own, _, weights = named.partition("=")
+        loaded = _LIBRARIES[library](own, Path(weights) if weights else None, normalisation)
+        loaded = replace(loaded, name=loaded.name + name.removeprefix(named))
     elif ".py:" in spec:
         loaded = _file(spec)
     else:
         raise NetworkError(f"no network {spec!r}: expected {', '.join(KINDS)}")
     loaded.model.to(device).eval()
     return loaded
+
+
+_NORMALISATION = re.compile(r"(.+)@(?:(imagenet)|([\d.,]+)/([\d.,]+))")
+
+
+def _split(name: str) -> tuple[str, Normalisation | None]:
+    """Split NAME@imagenet or NAME@MEAN/STD into the name and the normalisation; None is the network's own."""
+    found = _NORMALISATION.fullmatch(name)
+    if found is None:
+        return name, None
+    if found[2]:
+        return found[1], IMAGENET
+    try:
+        mean, std = (tuple(map(float, values.split(","))) for values in found.group(3, 4))
+    except ValueError as error:
+        raise NetworkError(f"{name}: expected @MEAN/STD, such as @0.5,0.5,0.5/0.5,0.5,0.5") from error
+    return found[1], (mean, std)
 
 
 def _interpolation(name: str) -> Literal["bilinear", "bicubic"]:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from ..files import rounded
+from ..methods import METHODS
 from .metrics import BINS
 from .plan import SHARED
 
-__all__ = ["DomainResult", "Result"]
+__all__ = ["Count", "DomainResult", "Result"]
+
+Count: TypeAlias = Literal["paper", "gradient", "graph"]
+"""How backward passes are counted: samples that received a gradient, samples in the graph, or as the paper does."""
+
+_BY_GRAPH = {method.__name__ for method in METHODS.values() if method.counted == "graph"}
+"""Methods whose samples in the graph the paper counts."""
 
 
 @dataclass
@@ -140,6 +147,10 @@ class Result:
         """Samples that were in the autograd graph; None if they were not counted."""
         counted = [d.in_graph for d in self.domains if d.in_graph is not None]
         return sum(counted) if len(counted) == len(self.domains) else None
+
+    def backward_passes(self, count: Count = "paper") -> int | None:
+        """Count backward passes as the paper does for this method, or in one way for all; None if it was not done."""
+        return self.in_graph if count == "graph" or (count == "paper" and self.method in _BY_GRAPH) else self.backwards
 
     @property
     def images_per_second(self) -> float | None:

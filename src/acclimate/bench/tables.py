@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from ..methods import METHODS
 from .plan import PROTOCOL, SHARED
-from .result import Result
+from .result import Count, Result
 
 __all__ = [
     "FORMATS",
@@ -24,6 +24,7 @@ __all__ = [
     "differences",
     "mean_and_deviation",
     "paper_table",
+    "passes_per_domain",
     "summary_table",
 ]
 
@@ -64,11 +65,19 @@ def _value(result: Result, name: str) -> str:
     return str(result.origin.get(name) if name in ("torch", "device") else getattr(result, name))
 
 
-def paper_table(results: Sequence[Result], *, every: bool = False) -> Table:
+def passes_per_domain(results: Sequence[Result], count: Count = "paper") -> list[str]:
+    """Format the forward and backward passes per domain, averaged over seeds."""
+    forwards = mean(result.forwards / len(result.domains) for result in results)
+    counted = [(result.backward_passes(count), len(result.domains)) for result in results]
+    known = [passes / domains for passes, domains in counted if passes is not None]
+    return [f"{forwards:,.0f}", f"{mean(known):,.0f}" if len(known) == len(results) else "–"]
+
+
+def paper_table(results: Sequence[Result], *, every: bool = False, count: Count = "paper") -> Table:
     """Return accuracy and ECE of each method per domain, and their mean, with the deviation over several seeds.
 
     If there are more than four rounds, the table has the first, fourth, seventh and so on, as in the paper, or `every`
-    one. Means are over all rounds.
+    one. Means are over all rounds. `count` says which backward passes are counted.
     """
     names = list(dict.fromkeys(domain.name for result in results for domain in result.domains))
     names = names if every else _some_rounds(names)
@@ -86,9 +95,7 @@ def paper_table(results: Sequence[Result], *, every: bool = False) -> Table:
         label = runs[0].label + (f", {runs[0].model}" if several else "")
         if (images := runs[0].protocol["images"]) != most:
             label += f", {images:,} images"
-        passes = [
-            f"{mean(getattr(run, key) / len(run.domains) for run in runs):,.0f}" for key in ("forwards", "backwards")
-        ]
+        passes = passes_per_domain(runs, count)
         score = ("Acc.", "accuracy") if any(run.miou is None for run in runs) else ("mIoU", "miou")
         for first, (kind, key) in ((True, score), (False, ("ECE", "ece"))):
             by_name: dict[str, list[float]] = {name: [] for name in names}
@@ -112,7 +119,7 @@ def summary_table(results: Sequence[Result]) -> Table:
         [
             result.method,
             *map(percent, (result.score, result.ece)),
-            *(f"{passes:,}" for passes in (result.forwards, result.backwards)),
+            *("–" if passes is None else f"{passes:,}" for passes in (result.forwards, result.backward_passes())),
             *map(percent, (result.clean_before, result.clean_after)),
             f"{result.seconds:.1f}",
         ]

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from .._version import __version__
 from ..bench.demo import DEMO_METHODS, demo_plans
 from ..bench.networks import KINDS
 from ..bench.plan import combine, read_config
+from ..bench.result import Count
 from ..bench.result_folder import read_plan, read_results
 from ..bench.run import Run
 from ..bench.scenarios import SCENARIOS
@@ -160,25 +161,35 @@ def table(
     paper: Annotated[
         bool, typer.Option("--paper", help="Add the paper's numbers, where the setting is the same.")
     ] = False,
+    count: Annotated[
+        str,
+        typer.Option(
+            help="Backward passes to count: of samples that received a gradient (gradient), of all samples in the "
+            "graph (graph), or as the paper does for each method (paper)."
+        ),
+    ] = "paper",
 ) -> None:
     """Print finished results in the paper's layout: domains as columns, accuracy and ECE as rows.
 
     If there are more than four rounds, it shows the first, fourth, seventh and so on, as the paper does; csv has all.
     """
-    from ..paper.published import paper_notes, rows_for, with_paper
+    from ..paper.published import compare_source, legend, rows_for, with_paper
 
     if layout not in FORMATS:
         raise typer.BadParameter(f"no format {layout!r}: choose from {', '.join(FORMATS)}", param_hint="--format")
+    if count not in get_args(Count):
+        raise typer.BadParameter(f"no count {count!r}: choose from {', '.join(get_args(Count))}", param_hint="--count")
     with one_line_errors("no table"):
         results = read_results(folders)
     for difference in differences(results):
         say(f"[red bold]these results are not comparable:[/] {escape(difference)}", errors=True)
-    header, rows = paper_table(results, every=layout == "csv")
+    header, rows = paper_table(results, every=layout == "csv", count=count)  # type: ignore[arg-type]
     if paper:
-        missing = "the paper has no results for this network, data, scenario and severity, with all images"
-        marks = "; ".join(f"{mark} {note}" for mark, note in paper_notes().items())
-        say(marks if rows_for(results[0]) else missing, errors=True)
         rows = with_paper(rows, results)
+        missing = "the paper has no results for this network, data, scenario and severity, with all images"
+        marks = legend(row[0] for row in rows if "(paper" in row[0])
+        for line in (marks, f"[yellow]{escape(compare_source(results))}[/]") if rows_for(results[0]) else (missing,):
+            say(line, errors=True)
     typer.echo(FORMATS[layout](header, rows), nl=False)
 
 

@@ -43,7 +43,7 @@ def list_recipes() -> None:
 
 @paper.command("run")
 @plan_options(
-    *("data", "source", "seeds", "images", "probe_images", "batch_size"),
+    *("data", "source", "seeds", "images", "probe_images", "batch_size", "rounds"),
     *("device", "engine", "precision", "workers", "cache"),
     about={"data": "Data for the scale, such as imagenet-c:FOLDER,CLEAN."},
     usual={
@@ -60,11 +60,12 @@ def run_recipes(
     scale: Annotated[str, typer.Option(help="paper, 5k, cifar10 or digits.")] = "digits",
     resnet: Annotated[str | None, typer.Option(help="Another network with BatchNorm, named as for --model.")] = None,
     vit: Annotated[str | None, typer.Option(help="Another network with LayerNorm.")] = None,
+    segformer: Annotated[str | None, typer.Option(help="Another network for street scenes.")] = None,
     method: Annotated[
         list[str] | None, typer.Option(help="Measure only this method; repeat for more. All by default.")
     ] = None,
     network: Annotated[
-        list[str] | None, typer.Option(help="Measure only on this network, resnet or vit. Both by default.")
+        list[str] | None, typer.Option(help="Measure only on this network: resnet, vit or segformer. All by default.")
     ] = None,
     processes: Annotated[
         int, typer.Option(min=1, help="Methods and seeds that run at the same time; times are then not comparable.")
@@ -85,14 +86,16 @@ def run_recipes(
     _check("recipe", names, [*RECIPES, "all"])
     _check("method", method, METHODS)
     _check("network", network, KINDS_OF_NETWORK)
-    networks: Any = {kind: named for kind, named in (("resnet", resnet), ("vit", vit)) if named}
+    given = {"resnet": resnet, "vit": vit, "segformer": segformer}
+    networks: Any = {kind: named for kind, named in given.items() if named}
     within: Any = tuple(network or ())
     command = shlex.join(["acclimate", *repeatable(sys.argv[1:])])
     with one_line_errors("cannot run"):
         at = SCALES[scale].on(networks=networks, only=tuple(method or ()), within=within, **options)
         chosen = [RECIPES[name] for name in names if name != "all"]
         if "all" in names:
-            possible = [recipe for recipe in RECIPES.values() if recipe.name != "imagenet-r"]  # it needs other data
+            kind, special = at.data.partition(":")[0], {kind for recipe in RECIPES.values() for kind in recipe.data}
+            possible = [r for r in RECIPES.values() if kind in r.data or (kind not in special and not r.data)]
             chosen = [recipe for recipe in possible if any(case.due(at) for case in recipe.plans(at))]
         _show_cost(chosen, at, out / at.name)
         if dry_run:
@@ -159,8 +162,8 @@ def _show_cost(recipes: Sequence[Recipe], scale: Scale, out: Path) -> None:
     """Print what is needed, and about how long it takes."""
     console.print(f"[bold]scale[/]     {scale.name}: {scale.about}")
     console.print(f"[bold]data[/]      {scale.data or scale.needs}")
-    networks = [name for kind, name in scale.networks.items() if kind in scale.within or not scale.within]
-    console.print(f"[bold]networks[/]  {', '.join(networks)}")
+    needed = dict.fromkeys(case.plan.model for recipe in recipes for case in recipe.plans(scale) if case.due(scale))
+    console.print(f"[bold]networks[/]  {', '.join(needed)}")
     table = Table("recipe", "runs", "images met", "about", box=SIMPLE_HEAD, pad_edge=False)
     speeds: dict[tuple[str, int], tuple[float, float]] = {}
     first: dict[str, Run] = {}

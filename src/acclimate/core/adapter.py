@@ -70,6 +70,8 @@ class Adapter(nn.Module, ABC):
     """Hyper-parameters for the networks in `NETWORKS`, by name."""
     cost: ClassVar[tuple[int, int]] = (1, 1)
     """Forward and backward passes per sample, at most."""
+    counted: ClassVar[Literal["gradient", "graph"]] = "gradient"
+    """What the paper's tables count as #Backwards: samples that received a gradient, or samples in the graph."""
     task: ClassVar[Literal["any", "classification", "segmentation"]] = "any"
     """Classifiers have logits (B, C), segmenters (B, C, H, W)."""
     selective: ClassVar[bool] = False

@@ -45,6 +45,7 @@ class ROID(Adapter):
     """
 
     cost = (2, 2)
+    counted = "graph"
     defaults: ClassVar[Defaults] = Defaults(optimizer=partial(SGD, momentum=0.9, nesterov=True))
     presets: ClassVar[Presets] = {
         "resnet50": {"lr": 2.5e-4},

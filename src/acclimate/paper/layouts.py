@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 
 from ..bench.figures import COLOURS, STYLE, examples, reliability
 from ..bench.result import Result
-from ..bench.tables import mean_and_deviation, paper_table
+from ..bench.tables import Table, mean_and_deviation, paper_table
 from .numbers import Case, Shown
-from .published import with_paper
+from .published import compare_source, with_paper
 
 __all__ = [
     "boundaries",
@@ -47,10 +47,11 @@ METRICS: dict[str, tuple[str, str, Callable[[Result], float | None]]] = {
     "accuracy": ("Acc.", ".1f", lambda r: 100 * r.accuracy),
     "ece": ("ECE", ".1f", lambda r: 100 * r.ece),
     "forwards": ("#Forwards", ",.0f", lambda r: r.forwards / len(r.domains)),
-    "backwards": ("#Backwards", ",.0f", lambda r: r.backwards / len(r.domains)),
+    "backwards": ("#Backwards", ",.0f", lambda r: _times(r.backward_passes(), 1 / len(r.domains))),
     "clean": ("Clean acc.", ".1f", _clean),
+    "clean before": ("Clean acc. before", ".1f", lambda r: _times(r.clean_before, 100)),
     "time": ("ms per image", ".2f", lambda r: 1e3 * r.seconds / sum(d.images for d in r.domains)),
-    "memory": ("Mem. (MB)", ",.0f", lambda r: r.gpu_memory),
+    "memory": ("Mem. (MB)", ",.1f", lambda r: r.gpu_memory),
 }
 """Head, format and value of each metric that a column or panel can show."""
 
@@ -60,11 +61,14 @@ def whole_table(cases: Sequence[Case]) -> Shown:
     networks: dict[str, list[Result]] = {}
     for case in cases:
         networks.setdefault(case.column, []).extend(case.results)
-    tables = {}
-    for network, results in networks.items():
-        header, rows = paper_table(results)
-        tables[network] = header, with_paper(rows, results)
-    return tables, {}
+    some, every = ({network: _beside(own, every) for network, own in networks.items()} for every in (False, True))
+    notes = {network: compare_source(own) for network, own in networks.items()}
+    return Shown(some, whole=every, notes=notes)
+
+
+def _beside(results: Sequence[Result], every: bool) -> Table:
+    header, rows = paper_table(results, every=every)
+    return header, with_paper(rows, results)
 
 
 def grid(*metrics: str) -> Layout:
@@ -76,7 +80,7 @@ def grid(*metrics: str) -> Layout:
         cells = {(case.row, case.column): [_cell(case, m) for m in metrics] for case in cases}
         empty = ["–"] * len(metrics)
         table = [[row, *(cell for column in columns for cell in cells.get((row, column), empty))] for row in rows]
-        return {"": (header, table)}, {}
+        return Shown({"": (header, table)})
 
     return show
 
@@ -94,14 +98,17 @@ def sweep(axis: str, *metrics: str, xscale: str = "linear") -> Layout:
                 _lines(axes, [case for case in cases if case.column == column], partial(_mean, metric=metric))
                 axes.set(xlabel=axis, ylabel=METRICS[metric][0], title=column, xscale=xscale)
             axes.legend()
-        return {"": (header, table)}, {"": figure}
+        return Shown({"": (header, table)}, {"": figure})
 
     return show
 
 
 def by_domain(what: str) -> Layout:
-    """`backwards` or `forgetting` per domain: one panel per column, one line per row; clean accuracy is dashed."""
-    metrics = ("accuracy", "clean" if what == "forgetting" else "backwards")
+    """`backwards` or `forgetting` per domain: one panel per column, one line per row.
+
+    Clean accuracy is dashed. The upper bound, the clean accuracy of Tent before it met a corruption, is dotted.
+    """
+    metrics = ("accuracy", *(("clean", "clean before") if what == "forgetting" else ("backwards",)))
 
     def show(cases: Sequence[Case]) -> Shown:
         columns = _distinct(cases, "column")
@@ -118,7 +125,8 @@ def by_domain(what: str) -> Layout:
                 legend |= zip(labels, handles, strict=True)
             figure.legend(legend.values(), legend.keys(), loc="outside upper center", ncols=6)
         table = [[case.column, case.row, *(_cell(case, m) for m in metrics)] for case in cases]
-        return {"": (["", "", *(METRICS[m][0] for m in metrics)], table)}, {"": figure}
+        notes = {"": _upper_bound(cases)} if what == "forgetting" else {}
+        return Shown({"": (["", "", *(METRICS[m][0] for m in metrics)], table)}, {"": figure}, notes=notes)
 
     return show
 
@@ -140,7 +148,7 @@ def curves(axis: str, **panels: tuple[str, float]) -> Layout:
                     cells = [f"{factor * values[name][place]:,.1f}" for name, (_, factor) in panels.items()]
                     table.append([case.row, f"{batches:.0f}", *cells])
             [*places.values()][-1].legend()
-        return {"": (["", axis, *(head for head, _ in panels.values())], table)}, {"": figure}
+        return Shown({"": (["", axis, *(head for head, _ in panels.values())], table)}, {"": figure})
 
     return show
 
@@ -158,14 +166,14 @@ def measured_grid(columns: Mapping[str, tuple[str, str, float]], axis: str = "")
             ]
             table.append([case.row, *([f"{case.x:g}"] if axis else []), *cells])
         if not axis:
-            return {"": (header, table)}, {}
+            return Shown({"": (header, table)})
         name, (head, _, factor) = next(iter(columns.items()))
         with _figure(5, 3.4) as figure:
             axes = figure.add_subplot()
             _lines(axes, cases, lambda case: factor * mean(m[name] for m in _measured(case)))
             axes.set(xlabel=axis, ylabel=head)
             axes.legend()
-        return {"": (header, table)}, {"": figure}
+        return Shown({"": (header, table)}, {"": figure})
 
     return show
 
@@ -196,7 +204,7 @@ def heat_maps(axis: str) -> Layout:
                 axes.set_xticks(range(len(own)), [f"{x:g}" for x in own])
                 axes.set_yticks(range(len(columns)), columns)
                 axes.set(title=row, xlabel=axis)
-        return {"": (["", "", *(f"{axis} {x:g}" for x in xs)], table)}, {"": figure}
+        return Shown({"": (["", "", *(f"{axis} {x:g}" for x in xs)], table)}, {"": figure})
 
     return show
 
@@ -210,13 +218,13 @@ def indicators(cases: Sequence[Case]) -> Shown:
         ["#Uncertain", *(f"{v:,.0f}" for v in values["uncertain"])],
         ["Indicator acc. (%)", *(f"{100 * v:.1f}" for v in values["right"])],
     ]
-    return {"": (header, rows)}, {}
+    return Shown({"": (header, rows)})
 
 
 def calibration(cases: Sequence[Case]) -> Shown:
     """Accuracy and ECE, and reliability diagrams side by side."""
-    tables, _ = grid("accuracy", "ece")(cases)
-    return tables, {"": reliability([case.results[0] for case in cases])}
+    figure = reliability([case.results[0] for case in cases])
+    return Shown(grid("accuracy", "ece")(cases).tables, {"": figure})
 
 
 def pictures(cases: Sequence[Case]) -> Shown:
@@ -229,7 +237,7 @@ def pictures(cases: Sequence[Case]) -> Shown:
     ]
     table = [[name, *(f"{c:.2f}" for c in few["confidence"])] for name, few in values.items()]
     header = ["confidence", *(str(i + 1) for i in range(most))]
-    return {"": (header, [row + [""] * (len(header) - len(row)) for row in table])}, {"": examples(padded)}
+    return Shown({"": (header, [row + [""] * (len(header) - len(row)) for row in table])}, {"": examples(padded)})
 
 
 def boundaries(cases: Sequence[Case]) -> Shown:
@@ -246,7 +254,7 @@ def boundaries(cases: Sequence[Case]) -> Shown:
             axes.scatter(across, up, s=8, color=colour)
         figure.colorbar(filled, label="sub-networks that disagree")
     rows = [["disagree somewhere", f"{100 * float((share > 0).float().mean()):.0f} % of the plane"]]
-    return {"": (["sub-networks", ""], rows)}, {"": figure}
+    return Shown({"": (["sub-networks", ""], rows)}, {"": figure})
 
 
 @contextmanager
@@ -266,8 +274,23 @@ def _domains(axes: Axes, case: Case, what: str) -> None:
     axes.plot(range(len(names)), values(key), "o-", ms=3, color=colour, label=case.row)
     if what == "forgetting" and results[0].domains[0].clean_accuracy is not None:
         axes.plot(range(len(names)), values("clean_accuracy"), "s--", ms=3, color=colour, label=f"{case.row}, clean")
+    if what == "forgetting" and case.row == "Tent" and (bound := _mean(case, "clean before")) is not None:
+        axes.axhline(bound, ls=":", color=colour, label="upper bound, tested using Tent")
     axes.set_xticks(range(len(names)), names, rotation=50, ha="right", fontsize=7)
     axes.set_ylabel(label)
+
+
+def _upper_bound(cases: Sequence[Case]) -> str:
+    """Say what the upper bound of the clean accuracy is."""
+    if any(case.row == "Tent" and _mean(case, "clean before") is not None for case in cases):
+        return (
+            "The dotted upper bound is the clean accuracy of Tent before it met a corruption, as in the paper "
+            '("tested using Tent"). The dashed line of Source is the network without any adaptation.'
+        )
+    return (
+        "The upper bound here is the dashed line of Source, the network without any adaptation. The paper's is tested "
+        "using Tent; these results do not have it."
+    )
 
 
 def _lines(axes: Axes, cases: Sequence[Case], value: Callable[[Case], float | None]) -> None:
@@ -298,7 +321,8 @@ def _mean(case: Case, metric: str) -> float | None:
 
 def _cell(case: Case, metric: str) -> str:
     _, form, value = METRICS[metric]
-    return mean_and_deviation([value(result) for result in case.results], form)
+    values = [value(r) if r.measured is None else r.measured.get(metric) for r in case.results]
+    return mean_and_deviation(values, form)
 
 
 def _measured(case: Case) -> list[dict[str, Any]]:

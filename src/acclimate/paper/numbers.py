@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,8 +30,18 @@ Tick: TypeAlias = Callable[[str], None]
 """Called after each batch with a short note."""
 Measure: TypeAlias = Callable[[Adapter, SampledDomain, Tick], dict[str, Any]]
 """A measurement other than accuracy along a stream, on one domain; returns plain data."""
-Shown: TypeAlias = tuple[dict[str, Table], dict[str, Figure]]
-"""Tables and figures, by the suffix of their files' names."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Tables and figures, by the suffix of their files' names."""
+
+    tables: Mapping[str, Table]
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    whole: Mapping[str, Table] = field(default_factory=dict)
+    """Tables with more columns, for csv."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """What to know about a table, below it in Markdown."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ class Case:
 
     def due(self, scale: Scale) -> list[Job]:
         """Return the jobs that a scale measures, of its methods and networks."""
-        if scale.within and self.plan.model not in [scale.networks[kind] for kind in scale.within]:
+        if scale.within and self.plan.model not in [scale.networks.get(kind) for kind in scale.within]:
             return []
         return [job for job in self.plan.jobs() if not scale.only or job.method in scale.only]
 
@@ -82,9 +92,13 @@ class Recipe:
     show: Callable[[Sequence[Case]], Shown]
     note: str = ""
     """A caveat: where the paper is unclear, or ours differs."""
+    data: Sequence[str] = ()
+    """Kinds of data that it can use; empty for images with corruptions."""
 
     def plans(self, scale: Scale) -> list[Case]:
         """Return its cases at a scale, each with a name of its own."""
+        if self.data and scale.data.partition(":")[0] not in self.data:
+            raise PlanError(f"the recipe {self.name} needs --scale paper --data {self.data[0]}:FOLDER")
         cases = [*self.cases(scale)]
         if len({case.name for case in cases}) != len(cases):
             raise ValueError(f"{self.name}: two cases have one name")
@@ -94,7 +108,7 @@ class Recipe:
 _NAMES = {method.__name__: name for name, method in METHODS.items()}
 _LEFT_OUT = {"model", "protocol", "arguments", "done", "source_accuracy"}
 """Fields of a result that are left out, because the case's plan or the source network's result has them."""
-_DETAILS = {"in_graph", "adaptive_ece", "nll", "brier", "aurc", "process_memory", "iou"}
+_DETAILS = {"adaptive_ece", "nll", "brier", "aurc", "process_memory", "iou"}
 """Fields of a domain that are left out, because no table or figure shows them; the folder of a run has them."""
 
 

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 from ..bench.result import Result
+from ..bench.tables import Table
 
-__all__ = ["PaperRow", "legend", "paper_notes", "paper_rows", "paper_table_of", "rows_for", "with_paper"]
+__all__ = [
+    "PaperRow",
+    "compare_source",
+    "compare_tables",
+    "legend",
+    "paper_note_of",
+    "paper_notes",
+    "paper_rows",
+    "paper_table_of",
+    "rows_for",
+    "with_paper",
+]
 
 _NETWORKS = {
     "resnet50": "resnet50",
@@ -20,6 +32,12 @@ _NETWORKS = {
     "segformer-b5": "segformer-b5",
 }
 """The paper's networks, by a part of their names in plans."""
+
+_COLUMNS = {"ResNet-50 ": "resnet ", "ViT-Base ": "vit "}
+"""The paper's networks and ours in the heads of tables."""
+
+APART = 2.0
+"""Points by which the accuracy of two source networks may differ, if their results are to be compared."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +50,9 @@ class PaperRow:
     network: str
     method: str
     note: str
-    """`†` or `*` where the paper ran it under another scenario: see `paper_notes`."""
+    """A mark where the paper ran it under another scenario, or where a table has a slip: see `paper_notes`."""
     accuracy: Sequence[float]
-    """Per domain; on ACDC mIoU in rounds 1, 4, 7 and 10, while `average` is over all ten."""
+    """Per domain; on ACDC mIoU. `average` is over all ten rounds there, also if the row has four of them."""
     ece: Sequence[float]
     average: Sequence[float]
     forwards: int | None
@@ -48,9 +66,9 @@ def _content() -> dict[str, Any]:
 
 
 def paper_rows() -> list[PaperRow]:
-    """Return every line: ImageNet-C at severity 5, lifelong and single-domain, ImageNet-R, and ten rounds of ACDC.
+    """Return every line: ImageNet-C at severity 5, lifelong and single-domain, ImageNet-R, and ACDC.
 
-    ACDC is from the main table: the supplement repeats Tent's numbers under CoTTA.
+    ACDC has two lines per method: rounds 1, 4, 7 and 10 of Table 4, and all ten of the supplement's Table B.
     """
     return [PaperRow(**row) for row in _content()["rows"]]
 
@@ -68,10 +86,16 @@ def legend(cells: Iterable[str]) -> str:
     return f"{'; '.join(notes)}." if notes else ""
 
 
-def paper_table_of(recipe: str) -> tuple[list[str], list[list[str]]] | None:
+def paper_table_of(recipe: str) -> Table | None:
     """Return the paper's table for a recipe that does not compare methods by domain."""
     found = _content()["tables"].get(recipe)
     return None if found is None else (found["header"], found["rows"])
+
+
+def paper_note_of(recipe: str) -> str:
+    """Return what to know about that table."""
+    note: str = _content()["tables"].get(recipe, {}).get("note", "")
+    return note
 
 
 def rows_for(result: Result) -> list[PaperRow]:
@@ -92,7 +116,8 @@ def rows_for(result: Result) -> list[PaperRow]:
 
 def with_paper(rows: Sequence[list[str]], results: Sequence[Result]) -> list[list[str]]:
     """Insert the paper's rows, marked as such, after each method's rows, if the results have one of its settings."""
-    known = {row.method: row for row in rows_for(results[0])}
+    domains = len(rows[0]) - len(["Method", "", "Avg.", "#Forwards", "#Backwards"])
+    known = {row.method: row for row in rows_for(results[0]) if len(row.accuracy) == domains}
     out: list[list[str]] = []
     method = score = ""
     for row in rows:
@@ -106,3 +131,55 @@ def with_paper(rows: Sequence[list[str]], results: Sequence[Result]) -> list[lis
             if line.ece:
                 out.append(["", "ECE", *(f"{v:.1f}" for v in line.ece), f"{line.average[1]:.2f}", "", ""])
     return out
+
+
+def compare_source(results: Sequence[Result]) -> str:
+    """Return a warning if the source network's scores are not the paper's, which stand beside them; or ""."""
+    lines = [row for row in rows_for(results[0]) if row.method == "Source"]
+    if not lines:
+        return ""
+    ours = [result for result in results if result.method == "Source"]
+    if not ours:
+        return "There is no row Source: measure it to see whether your network and data are the paper's."
+    scores = {domain.name: 100 * domain.score for domain in ours[0].domains}
+    line = next((row for row in lines if len(row.accuracy) == len(scores)), lines[0])
+    paper = dict(zip(scores, line.accuracy, strict=False)) if len(line.accuracy) == len(scores) else {}
+    return _warning({**scores, "average": 100 * ours[0].score}, {**paper, "average": line.average[0]})
+
+
+def compare_tables(ours: Table, paper: Table) -> str:
+    """Return a warning if two tables differ in the accuracy of the source network; or ""."""
+    return _warning(_sources(ours), _sources(paper))
+
+
+def _sources(table: Table) -> dict[str, float]:
+    """Return the source network's accuracies in a table by the heads of their columns."""
+    header, rows = table
+    if header[1:2] == ["Source"]:  # methods are columns
+        return _numbers({rows[0][0]: rows[0][1]})
+    found: dict[str, str] = {}
+    for row in (row for row in rows if row[0] == "Source"):
+        found |= {head: cell for head, cell in zip(header, row, strict=True) if head.endswith("Acc.")}
+    for theirs, name in _COLUMNS.items():
+        found = {head.replace(theirs, name): cell for head, cell in found.items()}
+    return _numbers(found)
+
+
+def _numbers(cells: Mapping[str, str]) -> dict[str, float]:
+    """Return the cells that are numbers, perhaps with a deviation."""
+    plain = {head: cell.partition(" ± ")[0] for head, cell in cells.items()}
+    return {head: float(cell) for head, cell in plain.items() if cell.replace(".", "").isdigit()}
+
+
+def _warning(ours: Mapping[str, float], paper: Mapping[str, float]) -> str:
+    """Name the two numbers that are furthest apart, if that is too far."""
+    apart = {name: abs(ours[name] - paper[name]) for name in ours if name in paper}
+    if not apart or max(apart.values()) <= APART:
+        return ""
+    shown = ["average"] if "average" in apart else []
+    shown += [furthest] if (furthest := max(apart, key=apart.__getitem__)) not in shown else []
+    values = "; ".join(f"{name.replace('_', ' ')}: {ours[name]:.1f}, in the paper {paper[name]:.1f}" for name in shown)
+    return (
+        f"Warning: the source network's accuracy is not the paper's ({values}). Your network, normalisation or data is "
+        "not the paper's, so do not compare the other rows."
+    )

@@ -7,25 +7,24 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
 import torch
-from matplotlib.figure import Figure
 
 from ..bench.plan import Job, PlanError
 from ..bench.result import Result
 from ..bench.run import Run
 from ..bench.stream import SampledDomain
-from ..bench.tables import FORMATS, Table
+from ..bench.tables import FORMATS
 from ..data.corruptions import BENCHMARK
 from ..files import write_text
 from ..methods import METHODS
-from .numbers import Case, Measure, Numbers, Recipe, Tick
-from .published import legend, paper_table_of
+from .numbers import Case, Measure, Numbers, Recipe, Shown, Tick
+from .published import compare_tables, legend, paper_note_of, paper_table_of
 from .scales import Scale
 
 __all__ = ["reproduce", "show", "side_by_side"]
@@ -132,22 +131,30 @@ def show(recipe: Recipe, numbers: Numbers, out: Path) -> list[Path]:
             "leave one of them out"
         )
     text = numbers.text()
-    tables, figures = recipe.show(Numbers.parse(text).cases)
+    shown = recipe.show(Numbers.parse(text).cases)
     if published := paper_table_of(recipe.name):
-        tables = tables | {"paper": published}
+        warning = compare_tables(shown.tables[""], published)
+        note = "\n\n".join(filter(None, (paper_note_of(recipe.name), warning)))
+        shown = replace(shown, tables={**shown.tables, "paper": published}, notes={**shown.notes, "paper": note})
     file = out / f"{recipe.name}.json"
     write_text(file, text)
-    return [*_written(recipe.name, tables, figures, out), file]
+    return [*_written(recipe.name, shown, out), file]
 
 
-def _written(name: str, tables: Mapping[str, Table], figures: Mapping[str, Figure], out: Path) -> Iterator[Path]:
-    for part, (header, rows) in tables.items():
-        notes = legend(row[0] for row in rows if "(paper" in row[0])
-        for suffix, layout in ((".md", "markdown"), (".csv", "csv"), (".tex", "latex")):
-            file = out / f"{name}{part and '-' + part}{suffix}"
-            write_text(file, FORMATS[layout](header, rows) + (f"\n{notes}\n" if notes and suffix == ".md" else ""))
+def _written(name: str, shown: Shown, out: Path) -> Iterator[Path]:
+    for part, table in shown.tables.items():
+        whole, stem = shown.whole.get(part, table), f"{name}{part and '-' + part}"
+        marks = legend(row[0] for each in (table, whole) for row in each[1] if "(paper" in row[0])
+        below = "".join(f"\n{note}\n" for note in (marks, shown.notes.get(part)) if note)
+        for suffix, text in (
+            (".md", FORMATS["markdown"](*table) + below),
+            (".csv", FORMATS["csv"](*whole)),
+            (".tex", FORMATS["latex"](*table)),
+        ):
+            file = out / f"{stem}{suffix}"
+            write_text(file, text)
             yield file
-    for part, figure in figures.items():
+    for part, figure in shown.figures.items():
         file = out / f"{name}{part and '-' + part}.svg"
         with mpl.rc_context({"svg.hashsalt": name}):  # the same numbers give the same file
             figure.savefig(file, metadata={"Date": None})

@@ -19,11 +19,21 @@ from ..bench.own_networks import DropPath
 from ..bench.stream import SampledDomain
 from ..core.adapter import Adapter
 from ..functional import entropy
-from ..methods import EATAC
+from ..methods import EATA, EATAC
+from ..parts.fisher import Fisher
 from ..parts.subnetwork import subnetwork
 from .numbers import Tick
 
-__all__ = ["boundary", "divergence", "entropy_share", "held_out", "indicator", "selected", "several_steps"]
+__all__ = [
+    "boundary",
+    "divergence",
+    "entropy_share",
+    "held_out",
+    "indicator",
+    "regulariser",
+    "selected",
+    "several_steps",
+]
 
 
 def several_steps(adapter: Adapter, domain: SampledDomain, tick: Tick, *, steps: int) -> dict[str, Any]:
@@ -93,7 +103,33 @@ def entropy_share(
     return _scored(_score(adapter, domain))
 
 
-def divergence(adapter: Adapter, domain: SampledDomain, tick: Tick, *, drop: float = 0.2) -> dict[str, Any]:
+def regulariser(adapter: Adapter, domain: SampledDomain, tick: Tick) -> dict[str, Any]:
+    """Measure the MB that the Fisher regulariser adds: its tensors, and on a GPU its share of a step's peak."""
+    if not isinstance(adapter, (EATA, EATAC)):
+        raise TypeError(f"{type(adapter).__name__} has no Fisher regulariser")
+    fisher, (x, _) = adapter.regulariser, next(iter(domain.on(adapter.device)))
+    held = sum(tensor.numel() * tensor.element_size() for tensor in fisher.buffers())
+    peaks = []
+    for each in (fisher, Fisher()):
+        adapter.reset()
+        adapter.regulariser = each
+        adapter(x)  # the optimizer allocates its state
+        peaks.append(_peak(adapter, x))
+        tick("memory")
+    adapter.regulariser = fisher
+    return {"memory": (held + peaks[0] - peaks[1]) / 2**20}
+
+
+def _peak(adapter: Adapter, x: Tensor) -> int:
+    """Return the peak memory of a step in bytes; zero without a GPU."""
+    if adapter.device.type != "cuda":
+        return 0
+    torch.cuda.reset_peak_memory_stats(adapter.device)
+    adapter(x)
+    return torch.cuda.max_memory_allocated(adapter.device)
+
+
+def divergence(adapter: Adapter, domain: SampledDomain, tick: Tick, *, drop: float) -> dict[str, Any]:
     """Score a stream and average KL(ŷ ‖ ŷ_sub) over all samples, with the time and memory of the adaptation."""
     generator = Generator().manual_seed(adapter.seed)
     divergences: list[Tensor] = []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["IMAGENET", "Normalised"]
+__all__ = ["IMAGENET", "Normalised", "check_normalisation"]
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation per channel that most ImageNet networks expect."""
@@ -36,8 +37,8 @@ class Normalised(nn.Module):
         self, model: nn.Module, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
     ) -> None:
         super().__init__()
-        known = getattr(model, "pretrained_cfg", None) or {}
-        mean, std = known.get("mean") if mean is None else mean, known.get("std") if std is None else std
+        own = getattr(model, "pretrained_cfg", None) or {}
+        mean, std = own.get("mean") if mean is None else mean, own.get("std") if std is None else std
         if mean is None or std is None:
             raise ValueError(
                 f"{type(model).__name__} does not say how its images are normalised: give mean= and std=, such as "
@@ -45,6 +46,8 @@ class Normalised(nn.Module):
             )
         if len(mean) != len(std) or not all(value > 0 for value in std):
             raise ValueError(f"mean={tuple(mean)} and std={tuple(std)}: expected as many of each, and each std above 0")
+        if {"mean", "std"} <= own.keys():
+            check_normalisation(type(model).__name__, (mean, std), (own["mean"], own["std"]))
         self.model = model
         like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
         for name, values in (("mean", mean), ("std", std)):
@@ -55,3 +58,16 @@ class Normalised(nn.Module):
     def forward(self, x: Tensor) -> object:
         """Return what the model returns."""
         return self.model((x - self.mean) / self.std)
+
+
+def check_normalisation(
+    name: str, given: tuple[Sequence[float], Sequence[float]], own: tuple[Sequence[float], Sequence[float]]
+) -> None:
+    """Warn if a network is given another mean or standard deviation than its own configuration has."""
+    mine, its = ([tuple(round(value, 4) for value in values) for values in each] for each in (given, own))
+    if mine != its:
+        warnings.warn(
+            f"{name} is used with mean {mine[0]} and std {mine[1]}, and its own are {its[0]} and {its[1]}: unless you "
+            "intend this, use its own, or it will be less accurate",
+            stacklevel=3,
+        )
