@@ -23,7 +23,7 @@ from acclimate.bench.result_folder import read_results
 from acclimate.bench.tables import Table, as_markdown, mean_and_deviation, paper_table, passes_per_domain, summary_table
 from acclimate.methods import METHODS
 from acclimate.paper.numbers import Numbers
-from acclimate.paper.published import PaperRow, legend, paper_rows, paper_table_of
+from acclimate.paper.published import PaperRow, compare_tables, legend, paper_rows, paper_table_of
 from acclimate.paper.recipes import RECIPES
 
 from . import corruptions, loading, methods, overheads, precision, segmentation, steps, subnetworks
@@ -93,8 +93,10 @@ def comparison(file: Path, network: str) -> str:
         rows.append([label, *_scores(results), *passes_per_domain(results), *_published(paper.get(method))])
     ours = ["Acc.", "ECE", "#Forwards", "#Backwards"]
     table = as_markdown(["method", *ours, f"paper: {ours[0]}", *ours[1:]], rows)
-    notes = legend(row[-4] for row in rows)
-    return table + (f"\n{notes}\n" if notes else "")
+    source = next(row for row in rows if row[0] == "Source")
+    compared = [(["", "Acc."], [["Source", source[column]]]) for column in (1, -4)]
+    notes = [legend(row[-4] for row in rows), compare_tables(*compared)]
+    return table + "".join(f"\n{note}\n" for note in notes if note)
 
 
 def _scores(results: Sequence[Result]) -> list[str]:

@@ -525,9 +525,7 @@ def test_rows_on_imagenet_c_are_those_of_the_source(label: str, scenario: str) -
 
 
 def test_rows_on_imagenet_r_are_those_of_the_source() -> None:
-    found = [
-        [number(cell) for cell in line[1:]] for line in in_source("tab:imagenet-r") if "Model" not in line[0]
-    ]
+    found = [[number(cell) for cell in line[1:]] for line in in_source("tab:imagenet-r") if "Model" not in line[0]]
     rows = [row for row in paper_rows() if row.data == "imagenet-r"]
     assert found == [[*row.average, row.forwards, row.backwards] for row in rows]
 

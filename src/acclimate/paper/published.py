@@ -140,7 +140,7 @@ def compare_source(results: Sequence[Result]) -> str:
         return ""
     ours = [result for result in results if result.method == "Source"]
     if not ours:
-        return "There is no row Source: measure it to see whether your network and data are the paper's."
+        return "There is no row Source: measure it to see whether the network and the data are the paper's."
     scores = {domain.name: 100 * domain.score for domain in ours[0].domains}
     line = next((row for row in lines if len(row.accuracy) == len(scores)), lines[0])
     paper = dict(zip(scores, line.accuracy, strict=False)) if len(line.accuracy) == len(scores) else {}
@@ -180,6 +180,6 @@ def _warning(ours: Mapping[str, float], paper: Mapping[str, float]) -> str:
     shown += [furthest] if (furthest := max(apart, key=apart.__getitem__)) not in shown else []
     values = "; ".join(f"{name.replace('_', ' ')}: {ours[name]:.1f}, in the paper {paper[name]:.1f}" for name in shown)
     return (
-        f"Warning: the source network's accuracy is not the paper's ({values}). Your network, normalisation or data is "
-        "not the paper's, so do not compare the other rows."
+        f"Warning: the source network's accuracy differs from the paper's ({values}). The network, its normalisation or "
+        "the data is not the paper's, so do not compare the other rows."
     )

@@ -136,9 +136,11 @@ def show(recipe: Recipe, numbers: Numbers, out: Path) -> list[Path]:
         warning = compare_tables(shown.tables[""], published)
         note = "\n\n".join(filter(None, (paper_note_of(recipe.name), warning)))
         shown = replace(shown, tables={**shown.tables, "paper": published}, notes={**shown.notes, "paper": note})
+    first = next(iter(shown.tables))
+    about = "\n\n".join(filter(None, (shown.notes.get(first), recipe.note)))
     file = out / f"{recipe.name}.json"
     write_text(file, text)
-    return [*_written(recipe.name, shown, out), file]
+    return [*_written(recipe.name, replace(shown, notes={**shown.notes, first: about}), out), file]
 
 
 def _written(name: str, shown: Shown, out: Path) -> Iterator[Path]:
