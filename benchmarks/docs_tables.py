@@ -26,7 +26,7 @@ from acclimate.paper.numbers import Numbers
 from acclimate.paper.published import PaperRow, compare_tables, legend, paper_rows, paper_table_of
 from acclimate.paper.recipes import RECIPES
 
-from . import corruptions, loading, methods, overheads, precision, segmentation, steps, subnetworks
+from . import corruptions, efficiency, loading, methods, overheads, precision, segmentation, steps, subnetworks
 from .command import RESULTS, read
 
 ROOT = Path(__file__).parents[1]
@@ -123,8 +123,8 @@ def summary(scenario: str) -> Table:
 
 
 def camvid() -> Table:
-    """Return mIoU and ECE of each method on CamVid in adverse weather."""
-    return paper_table(read_results([RESULTS / "camvid"]))
+    """Return mIoU and ECE of each method on CamVid in adverse weather, and of BN Adapt with its former prior."""
+    return paper_table(read_results([RESULTS / "camvid", RESULTS / "camvid" / "prior-64"]))
 
 
 TABLES: dict[str, Callable[[], Table | str]] = {
@@ -152,6 +152,7 @@ TABLES: dict[str, Callable[[], Table | str]] = {
     "subnetworks-h200": partial(measured, subnetworks.table, "subnetworks", "h200"),
     "corruptions": lambda: corruptions.table(read("corruptions", "h200"), read("corruptions", "cpu")),
     "camvid": camvid,
+    "efficiency-h200": partial(measured, efficiency.table, "efficiency", "h200"),
     **{
         f"{name}-{network}": partial(comparison, RECIPE_FILES / f"{name}.json", network)
         for name in ("lifelong", "single-domain")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from acclimate import METHODS, Source
+from acclimate import EATA, EATAC, METHODS, Source
 from acclimate.bench.networks import load_network
 from acclimate.bench.own_networks import digits_resnet
 from acclimate.bench.result_folder import read_results
@@ -134,6 +134,20 @@ def test_committed_results_are_of_the_networks_in_the_repository(name: str) -> N
     assert {result.weights for result in results} == {weights}
     lifelong = docs_tables.by_method(docs_tables.RECIPE_FILES / "lifelong.json", name)
     assert {result.weights for own in lifelong.values() for result in own} == {weights}
+
+
+def test_committed_results_on_camvid_are_of_todays_presets_and_network() -> None:
+    """Every argument: a result's call is the preset's `repr`."""
+    net = load_network(f"hf:{ROOT / 'weights' / 'camvid'}").model
+    assert all(p.dtype == torch.float32 for p in net.parameters())
+    results = {result.method: result for result in read_results([ROOT / "benchmarks" / "results" / "camvid"])}
+    assert len(results) == 7
+    for method in (method for method in METHODS.values() if method.__name__ in results):
+        source = {"source": [torch.rand(1, 3, 64, 96)]} if method in (EATA, EATAC) else {}
+        adapter = method.preset("segformer-b5", net, **source)
+        assert repr(adapter) == results[method.__name__].call
+        assert adapter.fingerprint() == results[method.__name__].weights
+        assert results[method.__name__].protocol["rounds"] == 3
 
 
 # Measuring commands

@@ -111,6 +111,7 @@ def by_domain(what: str) -> Layout:
     metrics = ("accuracy", *(("clean", "clean before") if what == "forgetting" else ("backwards",)))
 
     def show(cases: Sequence[Case]) -> Shown:
+        shown = [m for m in metrics if any(_mean(case, m) is not None for case in cases)]
         columns = _distinct(cases, "column")
         down, across = -(-len(columns) // 2), min(2, len(columns))
         with _figure(6.2 * across, 1 + 2.2 * down) as figure:
@@ -124,9 +125,9 @@ def by_domain(what: str) -> Layout:
                 handles, labels = axes.get_legend_handles_labels()
                 legend |= zip(labels, handles, strict=True)
             figure.legend(legend.values(), legend.keys(), loc="outside upper center", ncols=6)
-        table = [[case.column, case.row, *(_cell(case, m) for m in metrics)] for case in cases]
+        table = [[case.column, case.row, *(_cell(case, m) for m in shown)] for case in cases]
         notes = {"": _upper_bound(cases)} if what == "forgetting" else {}
-        return Shown({"": (["", "", *(METRICS[m][0] for m in metrics)], table)}, {"": figure}, notes=notes)
+        return Shown({"": (["", "", *(METRICS[m][0] for m in shown)], table)}, {"": figure}, notes=notes)
 
     return show
 

@@ -180,6 +180,6 @@ def _warning(ours: Mapping[str, float], paper: Mapping[str, float]) -> str:
     shown += [furthest] if (furthest := max(apart, key=apart.__getitem__)) not in shown else []
     values = "; ".join(f"{name.replace('_', ' ')}: {ours[name]:.1f}, in the paper {paper[name]:.1f}" for name in shown)
     return (
-        f"Warning: the source network's accuracy differs from the paper's ({values}). The network, its normalisation or "
-        "the data is not the paper's, so do not compare the other rows."
+        f"Warning: the source network's accuracy differs from the paper's ({values}). The network, its normalisation "
+        "or the data is not the paper's, so do not compare the other rows."
     )
