@@ -322,8 +322,9 @@ def _mean(case: Case, metric: str) -> float | None:
 
 def _cell(case: Case, metric: str) -> str:
     _, form, value = METRICS[metric]
-    values = [value(r) if r.measured is None else r.measured.get(metric) for r in case.results]
-    return mean_and_deviation(values, form)
+    if measured := _measured(case):
+        return mean_and_deviation([each.get(metric) for each in measured], ".3g")
+    return mean_and_deviation([value(result) for result in case.results], form)
 
 
 def _measured(case: Case) -> list[dict[str, Any]]:
