@@ -23,7 +23,7 @@ from acclimate.bench.result_folder import read_results
 from acclimate.bench.tables import Table, as_markdown, mean_and_deviation, paper_table, passes_per_domain, summary_table
 from acclimate.methods import METHODS
 from acclimate.paper.numbers import Numbers
-from acclimate.paper.published import PaperRow, compare_tables, legend, paper_rows, paper_table_of
+from acclimate.paper.published import PaperRow, compare_averages, legend, notes_beside, paper_rows, paper_table_of
 from acclimate.paper.recipes import RECIPES
 
 from . import corruptions, efficiency, loading, methods, overheads, precision, segmentation, steps, subnetworks
@@ -59,11 +59,11 @@ def recipe(name: str, part: str = "") -> Table:
     return RECIPES[name].show(numbers(RECIPE_FILES / f"{name}.json").cases).tables[part]
 
 
-def published(name: str) -> Table:
-    """Return the paper's own table for a recipe."""
+def published(name: str) -> str:
+    """Return the paper's own table for a recipe, with what to know about it beside ours."""
     found = paper_table_of(name)
     assert found is not None, name  # noqa: S101
-    return found
+    return as_markdown(*found) + f"\n{notes_beside(name, recipe(name))}\n"
 
 
 def by_method(file: Path, network: str) -> dict[tuple[str, int | None], list[Result]]:
@@ -93,9 +93,10 @@ def comparison(file: Path, network: str) -> str:
         rows.append([label, *_scores(results), *passes_per_domain(results), *_published(paper.get(method))])
     ours = ["Acc.", "ECE", "#Forwards", "#Backwards"]
     table = as_markdown(["method", *ours, f"paper: {ours[0]}", *ours[1:]], rows)
-    source = next(row for row in rows if row[0] == "Source")
-    compared = [(["", "Acc."], [["Source", source[column]]]) for column in (1, -4)]
-    notes = [legend(row[-4] for row in rows), compare_tables(*compared)]
+    notes = [legend(row[-4] for row in rows)]
+    if paper:
+        own = [result for (method, _), results in found.items() if method == "Source" for result in results]
+        notes.append(compare_averages(own, paper["Source"]))
     return table + "".join(f"\n{note}\n" for note in notes if note)
 
 

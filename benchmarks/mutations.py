@@ -138,12 +138,13 @@ def mutations(names: Sequence[str]) -> list[Mutation]:
     return [each for path in paths for each in (of_json(path) if path.suffix == ".json" else of_python(path))]
 
 
-def survives(mutation: Mutation, tests: Sequence[str]) -> bool:
-    """Return whether all tests pass on a mutated copy of the package."""
+def survives(mutation: Mutation | None, tests: Sequence[str]) -> bool:
+    """Return whether all tests pass on a mutated copy of the package; on a plain copy without a mutation."""
     with TemporaryDirectory() as folder:
         package = Path(folder) / "acclimate"
         shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
-        (package / mutation.file.relative_to(SOURCE)).write_text(mutation.text)
+        if mutation is not None:
+            (package / mutation.file.relative_to(SOURCE)).write_text(mutation.text)
         environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
         try:
@@ -165,6 +166,8 @@ def main() -> None:
     survived: dict[str, list[str]] = {}
     for group in arguments.groups:
         names, tests = GROUPS[group]
+        if not survives(None, tests):
+            sys.exit(f"{group}: the tests fail without any mutation: {', '.join(tests)}")
         every = mutations(names)
         chosen = random.Random(arguments.seed).sample(every, min(arguments.most, len(every)))  # noqa: S311
         with ThreadPoolExecutor(arguments.processes) as pool:

@@ -125,7 +125,7 @@ def test_tables_over_corruptions(tmp_path: Path) -> None:
         assert sum(line.startswith("| MEMO, 1 images") for line in lines) == 1
         assert [line.split(" ")[1] for line in lines[2:6:2]] == ["Source", "BNAdapt" if methods == 13 else "Tent"]
     lines = docs_tables.comparison(tmp_path / "lifelong.json", "resnet").splitlines()
-    assert lines[-1].startswith("Warning: the source network is not as accurate as the paper's")
+    assert lines[-1].startswith("Warning: the source network's accuracy differs")
     assert len([line for line in lines if line.startswith("| ")]) == 2 + 13
     assert next(line for line in lines if line.startswith("| EATA, 16 images ")).endswith(
         "| 48.4 | 14.3 | 50,000 | 29,721 |"

@@ -17,7 +17,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from acclimate import EATA, BNAdapt, Normalised, Tent
-from acclimate.bench.evaluate import accuracy_of, evaluate
+from acclimate.bench.evaluate import accuracy_of, evaluate, run
 from acclimate.bench.networks import NetworkError, load_network
 from acclimate.bench.plan import Job, Plan
 from acclimate.bench.result import Count, DomainResult, Result
@@ -29,10 +29,11 @@ from acclimate.data.corruptions import BENCHMARK
 from acclimate.paper import studies
 from acclimate.paper.layouts import by_domain, whole_table
 from acclimate.paper.numbers import Case, Numbers, join
-from acclimate.paper.published import compare_source, compare_tables, paper_rows
+from acclimate.paper.published import compare_source, notes_beside, paper_rows, with_paper
 from acclimate.paper.recipes import RECIPES
 from acclimate.paper.reproduce import reproduce, show
 from acclimate.paper.scales import SCALES
+from acclimate.parts import normalised
 from acclimate.parts.fisher import Fisher
 from acclimate.parts.normalised import IMAGENET
 
@@ -97,22 +98,37 @@ def test_a_recipe_compares_its_table_with_the_papers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "paper", "differs"),
+    ("recipe", "header", "row", "said"),
     [
-        ((["", "resnet Acc."], [["Source", "17.0 ± 0.1"]]), (["", "ResNet-50 Acc."], [["Source", "17.9"]]), False),
-        ((["", "resnet Acc."], [["Source", "15.0"]]), (["", "ResNet-50 Acc."], [["Source", "17.9"]]), True),
-        ((["", "resnet Acc."], [["Source", "15.0"]]), (["", "ResNet-50 Acc."], [["Source", "39.8 (ViT)"]]), False),
-        ((["", "vit Acc."], [["Tent", "15.0"]]), (["", "ViT-Base Acc."], [["Tent", "39.8"]]), False),
-        (
-            (["", "Source"], [["Sub-network acc. (%)", "20.0"]]),
-            (["V", "Source"], [["Sub-network acc. (%)", "9.3"]]),
-            True,
-        ),
-        ((["", "vit Acc."], [["Source", "–"]]), (["", "ViT-Base Acc."], [["Source", "39.8"]]), False),
+        ("efficiency", ["", "resnet Acc."], ["Source", "3.7 ± 0.1"], ""),
+        ("efficiency", ["", "resnet Acc."], ["Source", "3.9"], "resnet Acc.: 3.9, in the paper 1.8"),
+        ("efficiency", ["", "vit Acc."], ["Source", "12.0"], ""),
+        ("efficiency", ["", "vit Acc."], ["Tent", "12.0"], "no row Source"),
+        ("efficiency", ["", "vit Acc."], ["Source", "–"], "no row Source"),
+        ("ablation", ["", "resnet Acc."], ["Source", "18.0"], ""),
+        ("ablation", ["", "resnet Acc."], ["Source", "39.8"], "in the paper 17.9"),
+        ("indicator", ["", "Source"], ["Sub-network acc. (%)", "20.0"], "in the paper 9.3"),
+        ("components", ["", "level 3 Acc."], ["S(x) = 1", "20.0"], ""),
     ],
 )
-def test_source_rows_of_two_tables(ours: Any, paper: Any, differs: bool) -> None:
-    assert bool(compare_tables(ours, paper)) == differs
+def test_source_rows_of_two_tables(recipe: str, header: list[str], row: list[str], said: str) -> None:
+    notes = notes_beside(recipe, (header, [row]))
+    assert said in notes
+    assert ("Warning" in notes) == ("in the paper" in said)
+
+
+def test_several_networks_and_seeds_are_compared() -> None:
+    other = Plan(model="timm:resnet50", data="imagenet-c:/c", scenario="lifelong")
+    far = result("Source", dict.fromkeys(BENCHMARK, 60.0), other)
+    near = on_imagenet_c("Source", SOURCE)
+    for both in ([near, far], [far, near]):
+        assert "average: 60.0, in the paper 17.9" in compare_source(both)
+        assert "39.8" not in compare_source(both)
+        _, rows = paper_table(both)
+        labels = [row[0] for row in with_paper(rows, both) if row[0]]
+        assert {f"Source, {VIT} (paper)", "Source, timm:resnet50 (paper)"} <= set(labels)
+    seed = replace(on_imagenet_c("Source", {name: score + 16 for name, score in SOURCE.items()}), seed=1)
+    assert "average: 47.8, in the paper 39.8" in compare_source([near, seed])
 
 
 # ACDC -----------------------------------------------------------------------------------------------------------------
@@ -234,8 +250,11 @@ def test_the_upper_bound_is_tent_on_clean_images_alone() -> None:
     scenario = Scenario("lifelong", [shifted], clean_between=clean)
     found = evaluate(Tent(make("bn"), lr=0.1), scenario)
     assert found.clean_before == accuracy_of(Tent(make("bn"), lr=0.1), clean)
-    plain = evaluate(Tent(make("bn"), lr=0.1), scenario, clean=None)
-    assert [d.accuracy for d in plain.domains] == [d.accuracy for d in found.domains]
+    adapter, plain = Tent(make("bn"), lr=0.1), Tent(make("bn"), lr=0.1)
+    evaluate(adapter, scenario)
+    for batch in run(plain, scenario):
+        last = batch.logits
+    assert torch.equal(adapter.last.logits, last), "the probe leaves the stream unchanged"
 
     found.protocol = Plan(probe="readapt").protocol
     cases = [Case("Tent", Plan(probe="readapt"), "level 5, lifelong", results=[found])]
@@ -246,7 +265,9 @@ def test_the_upper_bound_is_tent_on_clean_images_alone() -> None:
     bound = [line for line in axes.lines if line.get_label() == "upper bound, tested using Tent"]
     assert bound[0].get_ydata()[0] == pytest.approx(100 * found.clean_before)
     found.clean_before = None
-    assert "dashed line of Source" in by_domain("forgetting")(cases).notes[""]
+    assert "is not drawn" in by_domain("forgetting")(cases).notes[""]
+    source = [*cases, replace(cases[0], row="Source")]
+    assert "dashed line of Source" in by_domain("forgetting")(source).notes[""]
 
 
 def test_memory_of_the_fisher_regulariser() -> None:
@@ -283,6 +304,11 @@ def test_the_kl_column_has_the_drop_ratio_that_adapts(scale: str, drop: float) -
 # Normalisation --------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(normalised, "_WARNED", set())
+
+
 def test_a_normalisation_in_the_name(tmp_path: Path) -> None:
     import timm
 
@@ -305,10 +331,18 @@ def test_a_normalisation_in_the_name(tmp_path: Path) -> None:
         mean, std = (",".join(map(str, values)) for values in own)
         same = load_network(f"timm:test_vit={file}@{mean}/{std}")
     assert torch.equal(plain.model.mean, same.model.mean)
-    with pytest.raises(NetworkError, match="expected @MEAN/STD"):
-        load_network(f"timm:test_vit={file}@0.5,/0.5")
-    with pytest.raises(NetworkError, match="there is no file of weights"):
-        load_network("timm:test_vit=no@place.pt")
+    once = load_network(f"timm:test_vit={file}@imagenet")  # warned about before
+    assert torch.equal(once.model.mean, loaded.model.mean)
+    one = load_network(f"timm:test_vit={file}@0.5/0.5")
+    assert one.model.mean.flatten().tolist() == [0.5] * 3
+    for wrong, why in (("0.5,/0.5", "@MEAN/STD"), ("imagnet", "after @ expected"), ("0.5,0.5/0.5,0.5", "3 channels")):
+        with pytest.raises(NetworkError, match=why):
+            load_network(f"timm:test_vit={file}@{wrong}")
+    with pytest.raises(NetworkError, match="above 0"), pytest.warns(UserWarning, match="its own are"):
+        load_network(f"timm:test_vit={file}@0.5/0.0")
+    at = tmp_path / "w@imagenet"
+    at.write_bytes(file.read_bytes())
+    assert torch.equal(load_network(f"timm:test_vit={at}").model.mean, plain.model.mean)
 
 
 def test_another_normalisation_is_reported_for_every_library(tmp_path: Path) -> None:
@@ -327,3 +361,4 @@ def test_another_normalisation_is_reported_for_every_library(tmp_path: Path) -> 
         load_network(f"hf:{tmp_path / 'hf'}@imagenet")
     with pytest.warns(UserWarning, match="VisionTransformer is used with mean"):
         Normalised(timm.create_model("test_vit"), *IMAGENET)
+    Normalised(timm.create_model("test_vit", in_chans=1), (0.13,), (0.31,))  # other channels need other values

@@ -11,6 +11,7 @@ The 3.7 million weights are not committed.
 from __future__ import annotations
 
 import argparse
+import copy
 import io
 import json
 import zipfile
@@ -142,19 +143,19 @@ def score(model: nn.Module, folder: Path, device: str) -> float:
 
 
 def write_scores(data: Path, network: Path) -> None:
-    """Write the mIoU on clean validation and test scenes to scores.json."""
+    """Write the mIoU on clean validation and test scenes to scores.json, beside the scenes."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_network(f"hf:{network}", device).model
     miou = {part: score(model, data / part, device) for part in ("val", "test")}
     scenes = {part: len(SceneFolder(data / part).scenes) for part in miou}
     content = {"miou": miou, "scenes": scenes, "origin": origin(torch.device(device))}
-    (network / "scores.json").write_text(json.dumps(content, indent=1) + "\n")
+    (data / "scores.json").write_text(json.dumps(content, indent=1) + "\n")
     print(content)
 
 
 def save(net: nn.Module, out: Path) -> None:
     """Write the network in Hugging Face's format, which `hf:FOLDER` reads; the file has half precision."""
-    net.half().save_pretrained(out)  # type: ignore[operator]
+    copy.deepcopy(net).half().save_pretrained(out)  # type: ignore[operator]
     config = json.loads((out / "config.json").read_text())
     config.pop("torch_dtype", None)
     (out / "config.json").write_text(json.dumps({**config, "dtype": "float32"}, indent=1) + "\n")

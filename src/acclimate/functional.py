@@ -88,7 +88,8 @@ def consistency(
     """L_c, the divergence between a sub-network's prediction and the fused one, per sample (Eq. 10).
 
     `"forward"` is KL(ŷ_fuse ‖ ŷ_sub) towards a fixed ŷ_fuse: its gradient on the sub-network's logits is
-    (ŷ_sub − ŷ)/(2 − q). `"reverse"` is KL(ŷ_sub ‖ ŷ_fuse), with a gradient through ŷ_fuse. None flows into `logits`.
+    (ŷ_sub − ŷ)/(2 − q). `"reverse"` is Eq. (10) as written, KL(ŷ_sub ‖ ŷ_fuse), with a gradient through ŷ_fuse. None
+    flows into `logits`. docs/faithful.md says why the default deviates.
     """
     log_s = sub_logits.log_softmax(1)
     if direction == "forward":

@@ -89,7 +89,7 @@ def cost(results: Sequence[Result]) -> Figure:
     figure, ax = _axes(3.6)
     for result in results:
         samples = sum(domain.images for domain in result.domains)
-        passes = (result.forwards + result.backwards) / samples
+        passes = (result.forwards + (result.backward_passes() or 0)) / samples
         ax.scatter(passes, 100 * result.score, s=60, color=_colour(result), label=result.method, zorder=3)
     ax.set_xscale("log")
     ax.set(xlabel="forward and backward passes per sample", ylabel=f"{results[0].score_name} (%)")

@@ -94,7 +94,7 @@ def _timm(name: str, weights: Path | None, given: Normalisation | None) -> Loade
     config = timm.data.resolve_model_data_config(net)
     crop = int(config["input_size"][-1])
     sizes = Preprocess(math.floor(crop / config["crop_pct"]), crop, _interpolation(config["interpolation"]))
-    return Loaded(f"timm:{name}", Normalised(net, *(given or (config["mean"], config["std"]))), sizes)
+    return Loaded(f"timm:{name}", _normalised(name, net, given, (config["mean"], config["std"])), sizes)
 
 
 def _torchvision(name: str, weights: Path | None, given: Normalisation | None) -> Loaded:
@@ -143,10 +143,20 @@ def _hugging_face(name: str, weights: Path | None, given: Normalisation | None) 
 
 
 def _normalised(name: str, net: nn.Module, given: Normalisation | None, own: Normalisation) -> Normalised:
-    """Return a network with the given normalisation, or its own; a difference is warned about (timm's: there)."""
-    if given is not None:
-        check_normalisation(name, given, own)
-    return Normalised(net, *(given or own))
+    """Return a network with the given normalisation, or its own; warn if they differ."""
+    model = Normalised(net, *own)
+    if given is None:
+        return model
+    channels = len(own[0])
+    mean, std = (values * channels if len(values) == 1 else values for values in map(tuple, given))
+    if len(mean) != channels or len(std) != channels:
+        raise NetworkError(f"{name} takes {channels} channels, and @ gives {len(mean)} means and {len(std)} deviations")
+    check_normalisation(name, (mean, std), own)
+    for buffer, values in ((model.mean, mean), (model.std, std)):
+        buffer.copy_(torch.tensor(values).view(-1, 1, 1))
+    if not bool((model.std > 0).all()):
+        raise NetworkError(f"{name}: the standard deviations after @ must be above 0")
+    return model
 
 
 def _file(spec: str) -> Loaded:
@@ -214,8 +224,10 @@ _NORMALISATION = re.compile(r"(.+)@(?:(imagenet)|([\d.,]+)/([\d.,]+))")
 def _split(name: str) -> tuple[str, Normalisation | None]:
     """Split NAME@imagenet or NAME@MEAN/STD into the name and the normalisation; None is the network's own."""
     found = _NORMALISATION.fullmatch(name)
-    if found is None:
+    if "@" not in name or Path(name.partition("=")[2] or name).exists():
         return name, None
+    if found is None:
+        raise NetworkError(f"{name}: after @ expected imagenet, or MEAN/STD such as 0.5,0.5,0.5/0.5,0.5,0.5")
     if found[2]:
         return found[1], IMAGENET
     try:

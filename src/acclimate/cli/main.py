@@ -188,8 +188,9 @@ def table(
         rows = with_paper(rows, results)
         missing = "the paper has no results for this network, data, scenario and severity, with all images"
         marks = legend(row[0] for row in rows if "(paper" in row[0])
-        for line in (marks, f"[yellow]{escape(compare_source(results))}[/]") if rows_for(results[0]) else (missing,):
-            say(line, errors=True)
+        known = any(rows_for(result) for result in results)
+        for line in filter(None, (marks, compare_source(results)) if known else (missing,)):
+            say(f"[yellow]{escape(line)}[/]", errors=True)
     typer.echo(FORMATS[layout](header, rows), nl=False)
 
 

@@ -33,7 +33,8 @@ def list_recipes() -> None:
 
     recipes = Table("recipe", "what it makes", box=SIMPLE_HEAD, pad_edge=False)
     for recipe in RECIPES.values():
-        recipes.add_row(recipe.name, f"{recipe.title}. {recipe.note}".strip())
+        needs = f"It needs {recipe.needs}." if recipe.needs else ""
+        recipes.add_row(recipe.name, " ".join(filter(None, (f"{recipe.title}.", needs, recipe.note))))
     scales = Table("--scale", "on what", "needs", box=SIMPLE_HEAD, pad_edge=False)
     for scale in SCALES.values():
         scales.add_row(scale.name, scale.about, scale.needs)
@@ -45,7 +46,7 @@ def list_recipes() -> None:
 @plan_options(
     *("data", "source", "seeds", "images", "probe_images", "batch_size", "rounds"),
     *("device", "engine", "precision", "workers", "cache"),
-    about={"data": "Data for the scale, such as imagenet-c:FOLDER,CLEAN."},
+    about={"data": "Data for the scale, such as imagenet-c:FOLDER,CLEAN.", "rounds": "Rounds of the recipe acdc."},
     usual={
         "data": "",
         "images": "the scale's",

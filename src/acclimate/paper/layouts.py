@@ -283,15 +283,15 @@ def _domains(axes: Axes, case: Case, what: str) -> None:
 
 def _upper_bound(cases: Sequence[Case]) -> str:
     """Say what the upper bound of the clean accuracy is."""
+    rows = _distinct(cases, "row")
     if any(case.row == "Tent" and _mean(case, "clean before") is not None for case in cases):
+        source = " The dashed line of Source is the network without any adaptation." if "Source" in rows else ""
         return (
             "The dotted upper bound is the clean accuracy of Tent before it met a corruption, as in the paper "
-            '("tested using Tent"). The dashed line of Source is the network without any adaptation.'
+            f'("tested using Tent").{source}'
         )
-    return (
-        "The upper bound here is the dashed line of Source, the network without any adaptation. The paper's is tested "
-        "using Tent; these results do not have it."
-    )
+    drawn = "is the dashed line of Source, the network without any adaptation" if "Source" in rows else "is not drawn"
+    return f"The upper bound here {drawn}. The paper's is tested using Tent; these results do not have it."
 
 
 def _lines(axes: Axes, cases: Sequence[Case], value: Callable[[Case], float | None]) -> None:

@@ -92,13 +92,15 @@ class Recipe:
     show: Callable[[Sequence[Case]], Shown]
     note: str = ""
     """A caveat: where the paper is unclear, or ours differs."""
+    needs: str = ""
+    """What it needs, where that is not the scale's: options of the command."""
     data: Sequence[str] = ()
     """Kinds of data that it can use; empty for images with corruptions."""
 
     def plans(self, scale: Scale) -> list[Case]:
         """Return its cases at a scale, each with a name of its own."""
         if self.data and scale.data.partition(":")[0] not in self.data:
-            raise PlanError(f"the recipe {self.name} needs --scale paper --data {self.data[0]}:FOLDER")
+            raise PlanError(f"the recipe {self.name} needs {self.needs}")
         cases = [*self.cases(scale)]
         if len({case.name for case in cases}) != len(cases):
             raise ValueError(f"{self.name}: two cases have one name")

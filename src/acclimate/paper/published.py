@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from statistics import mean
 from typing import Any
 
 from ..bench.result import Result
@@ -14,10 +15,10 @@ from ..bench.tables import Table
 
 __all__ = [
     "PaperRow",
+    "compare_averages",
     "compare_source",
-    "compare_tables",
     "legend",
-    "paper_note_of",
+    "notes_beside",
     "paper_notes",
     "paper_rows",
     "paper_table_of",
@@ -92,10 +93,13 @@ def paper_table_of(recipe: str) -> Table | None:
     return None if found is None else (found["header"], found["rows"])
 
 
-def paper_note_of(recipe: str) -> str:
-    """Return what to know about that table."""
-    note: str = _content()["tables"].get(recipe, {}).get("note", "")
-    return note
+def notes_beside(recipe: str, ours: Table) -> str:
+    """Return what to know about that table, and a warning if our source network is not the paper's."""
+    content = _content()["tables"][recipe]
+    paper = (
+        _numbers(_ours(content["source"])) if "source" in content else _sources((content["header"], content["rows"]))
+    )
+    return "\n\n".join(filter(None, (content.get("note", ""), _compare(_sources(ours), paper))))
 
 
 def rows_for(result: Result) -> list[PaperRow]:
@@ -117,7 +121,13 @@ def rows_for(result: Result) -> list[PaperRow]:
 def with_paper(rows: Sequence[list[str]], results: Sequence[Result]) -> list[list[str]]:
     """Insert the paper's rows, marked as such, after each method's rows, if the results have one of its settings."""
     domains = len(rows[0]) - len(["Method", "", "Avg.", "#Forwards", "#Backwards"])
-    known = {row.method: row for row in rows_for(results[0]) if len(row.accuracy) == domains}
+    models = {result.model: result for result in results}
+    known = {
+        row.method + (f", {model}" if len(models) > 1 else ""): row
+        for model, result in models.items()
+        for row in rows_for(result)
+        if len(row.accuracy) == domains
+    }
     out: list[list[str]] = []
     method = score = ""
     for row in rows:
@@ -134,22 +144,33 @@ def with_paper(rows: Sequence[list[str]], results: Sequence[Result]) -> list[lis
 
 
 def compare_source(results: Sequence[Result]) -> str:
-    """Return a warning if the source network's scores are not the paper's, which stand beside them; or ""."""
+    """Return a warning if a source network's scores are not the paper's, which stand beside them; or ""."""
+    models: dict[str, list[Result]] = {}
+    for result in results:
+        models.setdefault(result.model, []).append(result)
+    found = [_compare_model(own) for own in models.values()]
+    return "\n\n".join(filter(None, found))
+
+
+def _compare_model(results: Sequence[Result]) -> str:
     lines = [row for row in rows_for(results[0]) if row.method == "Source"]
     if not lines:
         return ""
-    ours = [result for result in results if result.method == "Source"]
-    if not ours:
-        return "There is no row Source: measure it to see whether the network and the data are the paper's."
-    scores = {domain.name: 100 * domain.score for domain in ours[0].domains}
-    line = next((row for row in lines if len(row.accuracy) == len(scores)), lines[0])
-    paper = dict(zip(scores, line.accuracy, strict=False)) if len(line.accuracy) == len(scores) else {}
-    return _warning({**scores, "average": 100 * ours[0].score}, {**paper, "average": line.average[0]})
+    by_name: dict[str, list[float]] = {}
+    for result in (result for result in results if result.method == "Source"):
+        for domain in result.domains:
+            by_name.setdefault(domain.name, []).append(100 * domain.score)
+    ours = {name: mean(scores) for name, scores in by_name.items()}
+    line = next((row for row in lines if len(row.accuracy) == len(ours)), lines[0])
+    paper = dict(zip(ours, line.accuracy, strict=True)) if len(line.accuracy) == len(ours) else {}
+    average = {"average": mean(ours.values())} if ours else {}
+    return _compare({**average, **ours}, {"average": line.average[0], **paper})
 
 
-def compare_tables(ours: Table, paper: Table) -> str:
-    """Return a warning if two tables differ in the accuracy of the source network; or ""."""
-    return _warning(_sources(ours), _sources(paper))
+def compare_averages(results: Sequence[Result], row: PaperRow) -> str:
+    """Return a warning if the average of a source network's results is not that of a row of the paper; or ""."""
+    ours = {"average": mean(100 * result.score for result in results)} if results else {}
+    return _compare(ours, {"average": row.average[0]})
 
 
 def _sources(table: Table) -> dict[str, float]:
@@ -160,9 +181,14 @@ def _sources(table: Table) -> dict[str, float]:
     found: dict[str, str] = {}
     for row in (row for row in rows if row[0] == "Source"):
         found |= {head: cell for head, cell in zip(header, row, strict=True) if head.endswith("Acc.")}
+    return _numbers(_ours(found))
+
+
+def _ours(cells: Mapping[str, str]) -> dict[str, str]:
+    """Return cells with our names of the networks in their heads."""
     for theirs, name in _COLUMNS.items():
-        found = {head.replace(theirs, name): cell for head, cell in found.items()}
-    return _numbers(found)
+        cells = {head.replace(theirs, name): cell for head, cell in cells.items()}
+    return dict(cells)
 
 
 def _numbers(cells: Mapping[str, str]) -> dict[str, float]:
@@ -171,13 +197,16 @@ def _numbers(cells: Mapping[str, str]) -> dict[str, float]:
     return {head: float(cell) for head, cell in plain.items() if cell.replace(".", "").isdigit()}
 
 
-def _warning(ours: Mapping[str, float], paper: Mapping[str, float]) -> str:
-    """Name the two numbers that are furthest apart, if that is too far."""
+def _compare(ours: Mapping[str, float], paper: Mapping[str, float]) -> str:
+    """Name the two numbers that are furthest apart, if that is too far; and say so if there is nothing to compare."""
+    if not paper:
+        return ""
+    if not ours:
+        return "There is no row Source: measure it to see whether the network and the data are the paper's."
     apart = {name: abs(ours[name] - paper[name]) for name in ours if name in paper}
     if not apart or max(apart.values()) <= APART:
         return ""
-    shown = ["average"] if "average" in apart else []
-    shown += [furthest] if (furthest := max(apart, key=apart.__getitem__)) not in shown else []
+    shown = dict.fromkeys([*(["average"] if "average" in apart else []), max(apart, key=apart.__getitem__)])
     values = "; ".join(f"{name.replace('_', ' ')}: {ours[name]:.1f}, in the paper {paper[name]:.1f}" for name in shown)
     return (
         f"Warning: the source network's accuracy differs from the paper's ({values}). The network, its normalisation "

@@ -283,7 +283,7 @@ _ALL = (
         "Table 3: ImageNet-R",
         imagenet_r,
         whole_table,
-        "It needs --scale paper --data imagenet-r:FOLDER.",
+        needs="--scale paper --data imagenet-r:FOLDER",
         data=("imagenet-r",),
     ),
     Recipe(
@@ -291,7 +291,8 @@ _ALL = (
         "Tables 4 and B: Cityscapes to ACDC, ten rounds",
         acdc,
         whole_table,
-        "It needs --scale paper --data acdc:FOLDER,CITYSCAPES. The table has rounds 1, 4, 7 and 10, the csv all ten.",
+        "The table has the first, fourth, seventh … and last round, the csv every one.",
+        needs="--scale paper --data acdc:FOLDER,CITYSCAPES",
         data=("acdc", "scenes", "cityscapes"),
     ),
     Recipe("mixed", "Table 9: fifteen corruptions mixed, levels 3 and 5", mixed, grid("accuracy", "ece")),
@@ -304,7 +305,7 @@ _ALL = (
     ),
     Recipe(
         "ablation",
-        "Tables 6 and C: the parts of EATA-C",
+        "Tables 6 and C, right: the parts of EATA-C",
         ablation,
         grid("accuracy", "ece", "forwards", "backwards"),
         "CL: consistency loss, ER: min-max entropy, FR: Fisher regulariser, SS: sample selection. In the paper's "
@@ -315,7 +316,8 @@ _ALL = (
         "Table C, left: the parts of EATA-C on ImageNet-R",
         ablation_r,
         grid("accuracy", "ece", "forwards", "backwards"),
-        "It needs --scale paper --data imagenet-r:FOLDER. ε is as in imagenet-r, so the last rows are the same.",
+        "ε is as in imagenet-r, so that the last row is the one of EATA-C there.",
+        needs="--scale paper --data imagenet-r:FOLDER",
         data=("imagenet-r",),
     ),
     Recipe(

@@ -24,7 +24,7 @@ from ..data.corruptions import BENCHMARK
 from ..files import write_text
 from ..methods import METHODS
 from .numbers import Case, Measure, Numbers, Recipe, Shown, Tick
-from .published import compare_tables, legend, paper_note_of, paper_table_of
+from .published import legend, notes_beside, paper_table_of
 from .scales import Scale
 
 __all__ = ["reproduce", "show", "side_by_side"]
@@ -133,9 +133,8 @@ def show(recipe: Recipe, numbers: Numbers, out: Path) -> list[Path]:
     text = numbers.text()
     shown = recipe.show(Numbers.parse(text).cases)
     if published := paper_table_of(recipe.name):
-        warning = compare_tables(shown.tables[""], published)
-        note = "\n\n".join(filter(None, (paper_note_of(recipe.name), warning)))
-        shown = replace(shown, tables={**shown.tables, "paper": published}, notes={**shown.notes, "paper": note})
+        notes = {**shown.notes, "paper": notes_beside(recipe.name, shown.tables[""])}
+        shown = replace(shown, tables={**shown.tables, "paper": published}, notes=notes)
     first = next(iter(shown.tables))
     about = "\n\n".join(filter(None, (shown.notes.get(first), recipe.note)))
     file = out / f"{recipe.name}.json"
@@ -146,8 +145,9 @@ def show(recipe: Recipe, numbers: Numbers, out: Path) -> list[Path]:
 def _written(name: str, shown: Shown, out: Path) -> Iterator[Path]:
     for part, table in shown.tables.items():
         whole, stem = shown.whole.get(part, table), f"{name}{part and '-' + part}"
-        marks = legend(row[0] for each in (table, whole) for row in each[1] if "(paper" in row[0])
-        below = "".join(f"\n{note}\n" for note in (marks, shown.notes.get(part)) if note)
+        marks, more = (legend(row[0] for row in each[1] if "(paper" in row[0]) for each in (table, whole))
+        more = f"In the csv: {more}" if more != marks else ""
+        below = "".join(f"\n{note}\n" for note in (marks, more, shown.notes.get(part)) if note)
         for suffix, text in (
             (".md", FORMATS["markdown"](*table) + below),
             (".csv", FORMATS["csv"](*whole)),

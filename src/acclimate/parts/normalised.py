@@ -63,11 +63,13 @@ class Normalised(nn.Module):
 def check_normalisation(
     name: str, given: tuple[Sequence[float], Sequence[float]], own: tuple[Sequence[float], Sequence[float]]
 ) -> None:
-    """Warn if a network is given another mean or standard deviation than its own configuration has."""
+    """Warn once if a network is given another mean or standard deviation than its own configuration has."""
     mine, its = ([tuple(round(value, 4) for value in values) for values in each] for each in (given, own))
-    if mine != its:
-        warnings.warn(
-            f"{name} is used with mean {mine[0]} and std {mine[1]}, and its own are {its[0]} and {its[1]}: unless you "
-            "intend this, use its own, or it will be less accurate",
-            stacklevel=3,
-        )
+    text = f"{name} is used with mean {mine[0]} and std {mine[1]}, and its own are {its[0]} and {its[1]}"
+    if mine == its or len(mine[0]) != len(its[0]) or text in _WARNED:  # other channels need other values
+        return
+    _WARNED.add(text)
+    warnings.warn(f"{text}: unless you intend this, use its own, or it will be less accurate", stacklevel=3)
+
+
+_WARNED: set[str] = set()
