@@ -141,11 +141,17 @@ def mutations(names: Sequence[str]) -> list[Mutation]:
 def survives(mutation: Mutation | None, tests: Sequence[str]) -> bool:
     """Return whether all tests pass on a mutated copy of the package; on a plain copy without a mutation."""
     with TemporaryDirectory() as folder:
-        package = Path(folder) / "acclimate"
+        package = Path(folder) / "src" / "acclimate"
+        (Path(folder) / "weights").symlink_to(ROOT / "weights")  # where a checkout has them
         shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
         if mutation is not None:
             (package / mutation.file.relative_to(SOURCE)).write_text(mutation.text)
-        environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(package.parent),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
         try:
             done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=900, check=False)  # noqa: S603

@@ -601,3 +601,33 @@ def test_the_other_equations_by_hand() -> None:
     expected = -(0.99 * torch.tensor(99 + 1e-5).log() + 0.001 * torch.tensor(0.001 / 0.999 + 1e-5).log())
     torch.testing.assert_close(soft_likelihood_ratio(sure.log()), expected.double()[None], rtol=1e-6, atol=0)
     torch.testing.assert_close(free_energy(p.log()), torch.zeros(1, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        (ROID, {"temperature": 0.0}),
+        (ROID, {"momentum": 1.01}),
+        (CoTTA, {"views": 0}),
+        (CoTTA, {"restoration": -0.01}),
+        (CoTTA, {"restoration": 1.01}),
+        (TEA, {"steps": -1}),
+        (TEA, {"renewal": 1.01}),
+        (MEMO, {"views": 0}),
+        (SAR, {"rho": -0.01}),
+        (DAT, {"share": 0.0}),
+        (DAT, {"share": 1.01}),
+    ],
+)
+def test_settings_out_of_bounds_are_refused(method: type[Adapter], settings: dict[str, float]) -> None:
+    name, value = next(iter(settings.items()))
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        method(make("seg" if method is DAT else "bn"), **settings)
+
+
+def test_dat_chooses_no_tensor_without_a_gradient() -> None:
+    adapter = DAT(make("seg"), share=1.0)
+    gradients = [torch.zeros_like(p) for p in adapter.adapted]
+    gradients[2] += 1
+    adapter._choose(gradients)
+    assert adapter.chosen.nonzero().flatten().tolist() == [2]
