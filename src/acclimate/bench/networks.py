@@ -213,7 +213,7 @@ def load_network(spec: str, device: torch.device | str = "cpu") -> Loaded:
 
 def _unknown(spec: str) -> str:
     """Return the message about a specification that names no network, with the name under another library."""
-    library, colon, name = spec.partition(":")
+    _, colon, name = spec.partition(":")
     elsewhere = [f"{each}:{spec}" for each in ("timm", "torchvision") if not colon and spec in _names(each)]
     kinds = [kind.replace("NAME", name) if colon else kind for kind in KINDS]
     return no_such("network", spec, [*elsewhere, *kinds])

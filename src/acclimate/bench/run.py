@@ -204,7 +204,7 @@ class Run:
         return Run(replace(self.plan, methods=methods), self.folder.path, self)
 
     def check(self, jobs: Iterable[Job] | None = None) -> None:
-        """Raise for all that would stop the run later, or make it meaningless, as far as it can be known at little cost.
+        """Raise for all that would stop the run later or make it meaningless, as far as little work can tell.
 
         Shifts, source images, methods and their arguments, class counts, the first image, the folder and what is in it.
         `jobs` are those to check for, by default all; there is nothing to check for those that are done.

@@ -199,7 +199,8 @@ def table(
 ) -> None:
     """Print finished results in the paper's layout: domains as columns, accuracy and ECE as rows.
 
-    If there are more than four rounds, it shows the first, fourth, seventh and so on, as the paper does; csv and json have all.
+    If there are more than four rounds, it shows the first, fourth, seventh and so on, as the paper does; csv and json
+    have all.
     """
     from ..paper.published import compare_source, legend, rows_for, with_paper
 

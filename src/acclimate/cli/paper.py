@@ -173,12 +173,14 @@ def _show_cost(recipes: Sequence[Recipe], scale: Scale, out: Path, console: Cons
     table = Table("recipe", "runs", "images met", "about", box=SIMPLE_HEAD, pad_edge=False)
     speeds: dict[tuple[str, int], tuple[float, float]] = {}
     first: dict[str, Run] = {}
+    checked: dict[str, Run] = {}
     for recipe in recipes:
         cases, seconds, images = recipe.plans(scale), 0.0, 0.0
         for case, run in recipe_runs(recipe, scale, out, first):
             if not case.due(scale):
                 continue
             run.check(case.due(scale))
+            checked.setdefault(case.plan.model, run)
             key = case.plan.model, case.plan.batch_size
             if key not in speeds:
                 speeds[key] = run.speed()
@@ -188,5 +190,5 @@ def _show_cost(recipes: Sequence[Recipe], scale: Scale, out: Path, console: Cons
         runs = sum(len(case.due(scale)) for case in cases)
         table.add_row(recipe.name, f"{runs:,}", f"{images:,.0f}", duration(seconds))
     console.print(table)
-    for hint in dict.fromkeys(hint for run in first.values() for hint in run.hints()):
+    for hint in dict.fromkeys(hint for run in checked.values() for hint in run.hints()):
         say(escape(hint))
