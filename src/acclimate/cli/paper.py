@@ -164,8 +164,6 @@ def _show(recipe: Recipe, written: Sequence[Path]) -> None:
 
 def _show_cost(recipes: Sequence[Recipe], scale: Scale, out: Path, console: Console) -> None:
     """Check every case, and print what is needed, and about how long it takes."""
-    from ..paper.reproduce import recipe_runs
-
     console.print(f"[bold]scale[/]     {scale.name}: {scale.about}")
     console.print(f"[bold]data[/]      {scale.data or scale.needs}")
     needed = dict.fromkeys(case.plan.model for recipe in recipes for case in recipe.plans(scale) if case.due(scale))
@@ -173,14 +171,12 @@ def _show_cost(recipes: Sequence[Recipe], scale: Scale, out: Path, console: Cons
     table = Table("recipe", "runs", "images met", "about", box=SIMPLE_HEAD, pad_edge=False)
     speeds: dict[tuple[str, int], tuple[float, float]] = {}
     first: dict[str, Run] = {}
-    checked: dict[str, Run] = {}
     for recipe in recipes:
         cases, seconds, images = recipe.plans(scale), 0.0, 0.0
-        for case, run in recipe_runs(recipe, scale, out, first):
-            if not case.due(scale):
-                continue
+        for case in (case for case in cases if case.due(scale)):
+            run = Run(case.plan, case.folder(out, recipe.name), first.get(case.plan.model))
+            first.setdefault(case.plan.model, run)
             run.check(case.due(scale))
-            checked.setdefault(case.plan.model, run)
             key = case.plan.model, case.plan.batch_size
             if key not in speeds:
                 speeds[key] = run.speed()
@@ -190,5 +186,5 @@ def _show_cost(recipes: Sequence[Recipe], scale: Scale, out: Path, console: Cons
         runs = sum(len(case.due(scale)) for case in cases)
         table.add_row(recipe.name, f"{runs:,}", f"{images:,.0f}", duration(seconds))
     console.print(table)
-    for hint in dict.fromkeys(hint for run in checked.values() for hint in run.hints()):
+    for hint in dict.fromkeys(hint for run in first.values() for hint in run.hints()):
         say(escape(hint))

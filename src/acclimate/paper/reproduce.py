@@ -31,7 +31,7 @@ from .numbers import Case, Measure, Numbers, Recipe, Shown, Tick
 from .published import compare_tables, legend, paper_note_of, paper_table_of
 from .scales import Scale
 
-__all__ = ["claimed", "recipe_runs", "reproduce", "show", "side_by_side"]
+__all__ = ["claimed", "reproduce", "show", "side_by_side"]
 
 
 @contextmanager
@@ -52,8 +52,12 @@ def reproduce(
     on_case: Callable[[Case, int, Run], Tick] | None = None,
 ) -> list[Path]:
     """Measure what is missing, write tables, figures and the file of numbers, and return their paths."""
-    runs = recipe_runs(recipe, scale, out)
-    for case, run in runs:
+    first: dict[str, Run] = {}
+    runs = []
+    for case in recipe.plans(scale):
+        run = Run(case.plan, case.folder(out, recipe.name), first.get(case.plan.model))
+        first.setdefault(case.plan.model, run)
+        runs.append((case, run))
         run.check(case.due(scale))
     cases = [_carry_out(case, run, case.due(scale), on_case) for case, run in runs]
     cases = [case for case in cases if case.results]
@@ -61,16 +65,6 @@ def reproduce(
         asked = ", ".join([*scale.only, *scale.within])
         raise PlanError(f"{recipe.name} has nothing to show: it does not run {asked}")
     return show(recipe, Numbers(recipe.name, recipe.title, scale.name, command, cases), out)
-
-
-def recipe_runs(recipe: Recipe, scale: Scale, out: Path, like: dict[str, Run] | None = None) -> list[tuple[Case, Run]]:
-    """Return the cases of a recipe with their runs, which share networks and data, also with those in `like`."""
-    first, runs = {} if like is None else like, []
-    for case in recipe.plans(scale):
-        run = Run(case.plan, case.folder(out, recipe.name), first.get(case.plan.model))
-        first.setdefault(case.plan.model, run)
-        runs.append((case, run))
-    return runs
 
 
 def side_by_side(
