@@ -227,7 +227,7 @@ def test_open_suite_by_name(tmp_path: Path) -> None:
     assert open_suite("digits").like == "imagenet-c"
     with pytest.raises(DataError, match="ImageNet-C has no clean images"):
         open_suite(f"corrupted:imagenet-c:{imagenet_c(tmp_path / 'c')}")
-    with pytest.raises(DataError, match=f"'magic': expected one of {', '.join(SUITES)}"):
+    with pytest.raises(DataError, match=f"'magic': choose from {', '.join(SUITES)}"):
         open_suite("magic")
     with pytest.raises(DataError, match="needs a folder: imagenet-c:FOLDER"):
         open_suite("imagenet-c")

@@ -340,7 +340,7 @@ def test_presets() -> None:
     assert ETA.preset("vit-base", net).optimizer.param_groups[0]["lr"] == 1e-3
     adam = Tent.preset("vit-base", net, optimizer=torch.optim.Adam)
     assert isinstance(adam.optimizer, torch.optim.Adam)
-    with pytest.raises(ValueError, match="no preset 'alexnet': expected one of resnet50"):
+    with pytest.raises(ValueError, match="no preset 'alexnet': choose from resnet50"):
         Tent.preset("alexnet", net)
     assert Scaled(0.07).at(1000) == pytest.approx(0.07)
     assert Scaled(0.05).at(10) == pytest.approx(0.5)

@@ -26,7 +26,7 @@ BELOW = {
     "data": ("files", "functional", "checks", "parts", "core"),
     "bench": ("_version", "files", "functional", "checks", "parts", "engine", "core", "methods", "data"),
     "paper": ("files", "functional", "checks", "parts", "engine", "core", "methods", "data", "bench"),
-    "cli": ("_version", "files", "engine", "core", "methods", "data", "bench", "paper"),
+    "cli": ("_version", "files", "checks", "engine", "core", "methods", "data", "bench", "paper"),
 }
 """What each room may import, also for types and inside functions. The package itself re-exports, and may import all."""
 

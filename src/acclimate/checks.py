@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 __all__ = [
     "DivergenceError",
     "check_images",
+    "no_such",
     "read_logits",
     "refuse_divergence",
     "refuse_non_finite",
@@ -108,6 +110,16 @@ def refuse_probabilities(logits: Tensor) -> None:
         raise ValueError(
             "the model's output looks like probabilities (every row sums to one): return logits, without the softmax"
         )
+
+
+def no_such(what: str, name: object, known: Iterable[str], most: int = 40) -> str:
+    """Return the message about an unknown name: the nearest known one, and all of them unless they are many."""
+    every = [*known]
+    near = get_close_matches(str(name), every, n=1)
+    listed = f"choose from {', '.join(every)}" if len(every) <= most else ""
+    if near:
+        listed = f"did you mean {near[0]}?" + (listed and f" Otherwise {listed}")
+    return f"no {what} {name!r}" + (listed and f": {listed}")
 
 
 def class_index(classes: Sequence[int] | None, device: torch.device) -> Tensor | None:

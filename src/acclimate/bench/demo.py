@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..checks import no_such
 from ..methods import METHODS
 from ..methods.cotta import ON_CIFAR10
 from .plan import Plan, PlanError
@@ -48,7 +49,7 @@ def demo_plans(
     if unfit := [name for name in methods or () if name in METHODS and name not in every]:
         raise PlanError(f"{unfit[0]} is for segmenters, and the demo classifies digits")
     if unknown := [name for name in networks or () if name not in DEMO_NETWORKS]:
-        raise PlanError(f"no network {unknown[0]!r}: choose from {', '.join(DEMO_NETWORKS)}")
+        raise PlanError(no_such("network", unknown[0], DEMO_NETWORKS))
     chosen = {
         network: [name for name in methods or every if (network, name) != ("vit", "bn-adapt")]  # it has no BatchNorm
         for network in networks or DEMO_NETWORKS

@@ -20,7 +20,7 @@ from .provenance import origin, process_memory
 from .result import DomainResult, Result
 from .stream import Scenario, Stream
 
-__all__ = ["BatchResult", "accuracy_of", "evaluate", "run", "start_result"]
+__all__ = ["BatchResult", "accuracy_of", "check_labels", "evaluate", "run", "start_result"]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class _DomainMeter:
         """Add a batch."""
         step = batch.step
         if not self.images:
-            _check_labels(batch)
+            check_labels(batch.targets, batch.logits)
         with self.memory.paused() if self.scores.due(batch.logits) else nullcontext():
             self.scores.update(batch.logits, batch.targets)
         self.images += step.size
@@ -216,10 +216,11 @@ class _PeakMemory:
         self._start()
 
 
-def _check_labels(batch: BatchResult) -> None:
-    y, classes = batch.targets, batch.logits.shape[1]
-    if y.dim() != batch.logits.dim() - 1:
-        raise ValueError(f"labels of shape {tuple(y.shape)} for logits of {tuple(batch.logits.shape)}: another task?")
+def check_labels(y: Tensor, logits: Tensor) -> None:
+    """Raise if labels are not classes of the network with these logits."""
+    classes = logits.shape[1]
+    if y.dim() != logits.dim() - 1:
+        raise ValueError(f"labels of shape {tuple(y.shape)} for logits of {tuple(logits.shape)}: another task?")
     counted = y[y != IGNORE] if y.dim() > 1 else y
     highest = int(counted.max()) if counted.numel() else 0
     if highest >= classes:

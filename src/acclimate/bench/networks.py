@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from ..checks import no_such
 from ..data.folders import Preprocess
 from ..parts.normalised import IMAGENET, Normalised, check_normalisation
 from .own_networks import NETWORKS
@@ -80,7 +81,9 @@ def _fetching(library: str, name: str) -> Iterator[None]:
     except NetworkError:
         raise
     except (RuntimeError, ValueError) as error:
-        raise NetworkError(f"{library} has no network {name!r}: {error}") from error
+        known = _names(library)
+        why = f"{library}:{name}: {error}" if name in known else f"{library} has {no_such('network', name, known)}"
+        raise NetworkError(why) from error
     except OSError as error:
         hint = f"give a file, {library}:{name}=FILE"
         raise NetworkError(f"{library} could not fetch the weights of {name} ({error}): {hint}") from error
@@ -213,9 +216,28 @@ def load_network(spec: str, device: torch.device | str = "cpu") -> Loaded:
     elif ".py:" in spec:
         loaded = _file(spec)
     else:
-        raise NetworkError(f"no network {spec!r}: expected {', '.join(KINDS)}")
+        raise NetworkError(_unknown(spec))
     loaded.model.to(device).eval()
     return loaded
+
+
+def _unknown(spec: str) -> str:
+    """Return the message about a specification that names no network, with the name under another library."""
+    _, colon, name = spec.partition(":")
+    elsewhere = [f"{each}:{spec}" for each in ("timm", "torchvision") if not colon and spec in _names(each)]
+    kinds = [kind.replace("NAME", name) if colon else kind for kind in KINDS]
+    return no_such("network", spec, [*elsewhere, *kinds])
+
+
+def _names(library: str) -> list[str]:
+    """Return the names of a library's networks; none if it cannot be imported or has no list."""
+    try:
+        if library == "timm":
+            timm = _library("timm")
+            return [*timm.list_models(), *timm.list_pretrained()]
+        return [*_library("torchvision.models").list_models()] if library == "torchvision" else []
+    except NetworkError:
+        return []
 
 
 _NORMALISATION = re.compile(r"(.+)@(?:(imagenet)|([\d.,]+)/([\d.,]+))")

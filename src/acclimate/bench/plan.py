@@ -14,6 +14,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..checks import no_such
+from ..core.options import NETWORKS
+from ..core.signature import arguments_of
 from ..methods import METHODS
 from .scenarios import SCENARIOS
 
@@ -24,6 +27,13 @@ PROTOCOL = ("data", "scenario", "severity", "shifts", "batch_size", "images", "p
 
 SHARED = ("source", "source_images", "probe_images", "preset")
 """Fields that all methods of a plan share, in addition to the protocol."""
+
+_OPTIONS = {
+    "source": "all methods have the clean images of --source",
+    "seed": "all methods have the seeds of --seed",
+    "classes": "all methods have the classes of --data",
+}
+"""Arguments of methods that a plan gives them."""
 
 _SCENES = {"acdc", "cityscapes", "scenes"}
 """Data with one label per pixel."""
@@ -97,7 +107,8 @@ class Plan:
     probe_images: int = _option(1000, "Clean images that forgetting is measured on.", least=1)
     preset: str | None = _option(
         None,
-        "Hyper-parameters to start from: resnet50, vit-base, segformer-b5, cifar-resnet or cifar-vit.",
+        "Hyper-parameters to start from.",
+        choices=NETWORKS,
         usual="depends on the network",
     )
     overrides: Mapping[str, Mapping[str, Any]] = _option(
@@ -121,9 +132,12 @@ class Plan:
         for name, usual, of_scenes in (("batch_size", 64, 1), ("source_images", 2000, 20)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, of_scenes if scenes else usual)
+        for name in ("methods", "seeds"):  # named twice counts once
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         for each in fields(self):
             self._check(each.metadata["name"] or each.name, getattr(self, each.name), each.metadata)
         self._check("method", self.overrides, {"choices": METHODS, "least": None})
+        self._check_overrides()
         if not self.methods or not self.seeds:
             raise PlanError("a plan needs at least one method and one seed")
 
@@ -131,21 +145,29 @@ class Plan:
     def _check(name: str, value: Any, bounds: Mapping[str, Any]) -> None:
         if choices := bounds["choices"]:
             for each in value if name == "method" else [value]:
-                if each not in choices:
-                    raise PlanError(f"no {name} {each!r}: choose from {', '.join(choices)}")
+                if each not in choices and (name, each) != ("preset", None):
+                    raise PlanError(no_such(name, each, choices))
         if bounds["least"] is not None and value is not None:
             least, most = bounds["least"], bounds["most"]
             if not isinstance(value, int) or value < least or (most is not None and value > most):
                 expected = f"of at least {least}" if most is None else f"from {least} to {most}"
                 raise PlanError(f"{name}={value!r}: expected a number {expected}")
 
+    def _check_overrides(self) -> None:
+        for method, settings in self.overrides.items():
+            if not isinstance(settings, Mapping):
+                raise PlanError(f"overrides of {method} are {settings!r}: expected arguments by name, {{'lr': 0.01}}")
+            for name in settings:
+                if name in _OPTIONS:
+                    raise PlanError(f"{method}.{name} cannot be set: {_OPTIONS[name]}")
+                if name not in (known := [each for each in arguments_of(METHODS[method]) if each not in _OPTIONS]):
+                    raise PlanError(f"{method} has {no_such('argument', name, known)}")
+
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Plan:
         """Read what `as_dict` wrote, or a configuration file."""
         if unknown := content.keys() - {f.name for f in fields(cls)}:
-            raise PlanError(
-                f"a plan has no {', '.join(sorted(unknown))}: it has {', '.join(f.name for f in fields(cls))}"
-            )
+            raise PlanError(f"a plan has {no_such('field', min(unknown), [f.name for f in fields(cls)])}")
         for name in ("methods", "seeds", "shifts"):
             if not isinstance(content.get(name, []), (list, tuple, type(None))):
                 raise PlanError(f"{name}={content[name]!r}: expected a list")
@@ -207,8 +229,10 @@ def read_overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
     for setting in settings:
         name, equals, value = setting.partition("=")
         method, dot, argument = name.partition(".")
-        if not equals or not dot or method not in METHODS:
+        if not equals or not dot:
             raise PlanError(f"--set {setting}: expected METHOD.ARGUMENT=VALUE, such as eata.beta=500")
+        if method not in METHODS:
+            raise PlanError(f"--set {setting}: {no_such('method', method, METHODS)}")
         with contextlib.suppress(ValueError, SyntaxError):
             value = ast.literal_eval(value)
         read.setdefault(method, {})[argument] = value

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from ..core.adapter import Adapter
 from ..files import write_text
+from .locks import locked
 from .plan import Job, Plan, PlanError
 from .result import Result
 
@@ -55,15 +58,34 @@ class ResultFolder:
 
     def __init__(self, path: Path, plan: Plan) -> None:
         self.path, self.plan = path, plan
-        before = read_plan(path)
+        self._check_plan()
+
+    def _check_plan(self) -> None:
+        before = read_plan(self.path)
         if before is None:
             return
-        found, mine = before.as_dict(), plan.as_dict()
-        if differs := [key for key in ("model", "preset", *plan.protocol) if found[key] != mine[key]]:
+        found, mine = before.as_dict(), self.plan.as_dict()
+        if differs := [key for key in ("model", "preset", *self.plan.protocol) if found[key] != mine[key]]:
             raise PlanError(
-                f"{path} holds results of another plan ({differs[0]} was {found[differs[0]]!r}, and is "
+                f"{self.path} holds results of another plan ({differs[0]} was {found[differs[0]]!r}, and is "
                 f"{mine[differs[0]]!r} now): choose another --out"
             )
+
+    def check_writable(self) -> None:
+        """Raise if nothing can be written there; leave nothing behind."""
+        nearest = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
+        try:
+            with TemporaryFile(dir=nearest):
+                pass
+        except OSError as error:
+            raise PlanError(f"{self.path} cannot be written ({error.strerror}): choose another --out") from error
+
+    @contextmanager
+    def writing(self, job: Job) -> Iterator[None]:
+        """Hold the lock of a job's files, so that no other process writes them."""
+        with locked(self.path, job.name):
+            self._check_plan()  # another process may have written its own in the meantime
+            yield
 
     def write(self, job: Job, adapter: Adapter, result: Result) -> None:
         """Write the adapter's state, then the result that belongs to it; then remove older states."""
@@ -76,21 +98,27 @@ class ResultFolder:
         for path in before:
             path.unlink(missing_ok=True)
 
-    def find(self, job: Job) -> tuple[Result | None, Path | None]:
-        """Return a job's result so far, and the state to resume from, which is None if the job is done."""
+    def read(self, job: Job) -> Result | None:
+        """Return a job's result so far; another process may be writing it."""
         path = self._file(job)
         if not path.is_file():
-            return None, None
+            return None
         result = _read(path)
         if result.arguments != self.plan.arguments(job):
             raise PlanError(f"{path} was made with other settings ({result.arguments}): choose another --out")
         if result.done:
             for left in self._states(job):  # left by a run that was killed while it removed them
                 left.unlink(missing_ok=True)
+        return result
+
+    def find(self, job: Job) -> tuple[Result | None, Path | None]:
+        """Return a job's result so far, and the state to resume from, which is None if the job is done."""
+        result = self.read(job)
+        if result is None or result.done:
             return result, None
         state = self._state(job, result)
         if not state.is_file():
-            raise PlanError(f"{path} is not done, and {state.name} is missing: remove both to run it again")
+            raise PlanError(f"{self._file(job)} is not done, and {state.name} is missing: remove both to run it again")
         return result, state
 
     def _file(self, job: Job) -> Path:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,13 +21,14 @@ from typing import Any
 
 import torch
 
+from ..checks import read_logits
 from ..core.adapter import Adapter
 from ..core.options import FEW_CLASSES
 from ..data import open_suite
 from ..data.decoded import DecodedSuite
 from ..data.types import Suite
 from ..methods import METHODS
-from .evaluate import BatchResult, evaluate, start_result
+from .evaluate import BatchResult, check_labels, evaluate, start_result
 from .networks import Loaded, load_network
 from .plan import Job, Plan, PlanError
 from .result import Result
@@ -56,6 +58,14 @@ class Run:
         """The data, prepared for the network."""
         like = self._like("model", "data", "cache")
         return self._open(self.plan.data) if like is None else like.suite
+
+    @cached_property
+    def source_suite(self) -> Suite:
+        """The data with clean images for the Fisher importance."""
+        if self.plan.source is None:
+            return self.suite
+        like = self._like("model", "source", "cache")
+        return self._open(self.plan.source) if like is None else like.source_suite
 
     def _open(self, data: str) -> Suite:
         return open_suite(data, self.network.preprocess, self.plan.cache)
@@ -87,7 +97,7 @@ class Run:
     def _source(self, seed: int) -> SampledDomain:
         """Return the last images in the order of the probe: if there are enough, none of them is in the probe."""
         plan = self.plan
-        part = (self.suite if plan.source is None else self._open(plan.source)).clean()
+        part = self.source_suite.clean()
         if len(part.images) > plan.source_images:  # choose at random
             part = replace(part, ordered=False)
         everything = sample_domain("source", part, **self._loading(seed + 1))
@@ -96,13 +106,16 @@ class Run:
     def _loading(self, seed: int) -> dict[str, Any]:
         return {"batch_size": self.plan.batch_size, "seed": seed, "workers": self.plan.workers}
 
-    def adapter(self, job: Job) -> Adapter:
-        """Return a job's method around the source network."""
+    def adapter(self, job: Job, *, source_images: int | None = None) -> Adapter:
+        """Return a job's method around the source network; `source_images` limits those for the Fisher importance."""
         plan = self.plan
         arguments: dict[str, Any] = {"seed": job.seed, "classes": self.suite.classes}
         arguments |= {"engine": plan.engine, "precision": plan.precision, **plan.overrides.get(job.method, {})}
         if self._needs_source(job.method):
-            arguments["source"] = [x for x, _ in self._source(job.seed).on(plan.device)]
+            source = self._source(job.seed)
+            if source_images is not None:
+                source = replace(source, picks=source.picks[:source_images], workers=0)
+            arguments["source"] = [x for x, _ in source.on(plan.device)]
         return METHODS[job.method].preset(self.family, self.network.model, **arguments)
 
     def start(self, job: Job, adapter: Adapter) -> Result:
@@ -118,9 +131,16 @@ class Run:
         )
 
     def do(self, job: Job, on_batch: Callable[[BatchResult, float], None] | None = None) -> Result:
-        """Carry out a job, or resume it; a finished one is read."""
-        result, state = self.folder.find(job)
+        """Carry out a job, or resume it; a finished one is read. No other process can do the same job meanwhile."""
+        result = self.folder.read(job)
         if result is not None and result.done:
+            return result
+        with self.folder.writing(job):
+            return self._do(job, on_batch)
+
+    def _do(self, job: Job, on_batch: Callable[[BatchResult, float], None] | None) -> Result:
+        result, state = self.folder.find(job)
+        if result is not None and result.done:  # in the meantime, by another process
             return result
         adapter, scenario = self.adapter(job), self.scenario(job.seed)
         if state is not None:
@@ -155,12 +175,12 @@ class Run:
         return self.plan.preset or ("segformer-b5" if self.task == "segmentation" else self.network.family)
 
     def hints(self) -> list[str]:
-        """Return hints about options that have no effect, and options to try."""
-        found = []
+        """Return which class each folder is, options that have no effect, and options to try."""
+        found = [f"classes: {note}"] if (note := self.suite.class_note()) else []
         if self.plan.cache and not (isinstance(self.suite, DecodedSuite) and self.suite.kept):
             found.append("--cache makes no difference here: it is for image files and a network with a fixed crop")
-        classes, other = self.network.outputs, FEW_CLASSES.get(self.family)
-        if not self.plan.preset and other is not None and classes is not None and classes < 100:
+        classes, other = self.outputs, FEW_CLASSES.get(self.family)
+        if not self.plan.preset and other is not None and classes < 100:
             found.append(
                 f"{self.family}'s hyper-parameters are for 1,000 classes, and the network has {classes}: also "
                 f"try --preset {other}"
@@ -183,10 +203,18 @@ class Run:
         methods = [name for name in self.plan.methods if name not in self.unfit()]
         return Run(replace(self.plan, methods=methods), self.folder.path, self)
 
-    def check(self) -> None:
-        """Raise for what would stop the run later: unknown shifts, missing source images, methods that do not fit."""
+    def check(self, jobs: Iterable[Job] | None = None) -> None:
+        """Raise for all that would stop the run later or make it meaningless, as far as little work can tell.
+
+        Shifts, source images, methods and their arguments, class counts, the first image, the folder and what is in it.
+        `jobs` are those to check for, by default all; there is nothing to check for those that are done.
+        """
+        found = {job: self.folder.read(job) for job in (self.plan.jobs() if jobs is None else jobs)}
+        due = {job.method: job for job, result in found.items() if result is None or not result.done}
+        if not due:
+            return
         self.scenario(self.plan.seeds[0])
-        needing = [method for method in self.plan.methods if self._needs_source(method)]
+        needing = [method for method in due if self._needs_source(method)]
         if needing and self.plan.source is None and not self._has_clean:
             raise PlanError(
                 f"{needing[0]} needs clean images, and {self.plan.data.partition(':')[0]} has none: name them with "
@@ -194,7 +222,40 @@ class Run:
                 f"{needing[0]}.beta=0"
             )
         for method, why in self.unfit().items():
-            raise PlanError(f"{method} does not fit: {why}. Leave it out")
+            if method in due:
+                raise PlanError(f"{method} does not fit: {why}. Leave it out")
+        self.folder.check_writable()
+        self.suite.check_classes(self.outputs)
+        for method, job in due.items():
+            self._check_adapter(method, job)
+
+    @cached_property
+    def outputs(self) -> int:
+        """The number of the network's classes, seen on the first image of the stream."""
+        like = self._like("model", "device", "data", "cache", "shifts", "severity")
+        if like is not None:
+            return like.outputs
+        domain = next(d for d in self.scenario(self.plan.seeds[0]).domains if isinstance(d, SampledDomain))
+        x, y = next(iter(replace(domain, picks=domain.picks[:1], workers=0).on(self.plan.device)))
+        try:
+            with torch.no_grad():
+                logits = read_logits(self.network.model(x), x)
+        except RuntimeError as error:
+            shape = "×".join(map(str, x.shape[1:]))
+            raise PlanError(f"{self.plan.model} does not take images of {shape} ({self.plan.data}): {error}") from error
+        if self.suite.classes is None:
+            check_labels(y, logits)
+        return logits.shape[1]
+
+    def _check_adapter(self, method: str, job: Job) -> None:
+        """Raise if a method cannot be built; two images stand for those of the Fisher importance."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # they come when it is built to run
+                self.adapter(job, source_images=2)
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            given = ", ".join(f"{name}={value!r}" for name, value in self.plan.overrides.get(method, {}).items())
+            raise PlanError(f"{method}{given and f' with {given}'} cannot be built: {error}") from error
 
     def _needs_source(self, method: str) -> bool:
         takes = "source" in inspect.signature(METHODS[method]).parameters

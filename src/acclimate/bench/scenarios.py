@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from ..checks import no_such
 from ..data.types import Part, Suite
 from .stream import SampledDomain, Scenario, Stream
 
@@ -121,7 +122,7 @@ def with_clean(scenario: Scenario, clean: Stream) -> Scenario:
 def _chosen(suite: Suite, shifts: Sequence[str] | None) -> Sequence[str]:
     known = [*suite.shifts, *suite.extra]
     if unknown := [shift for shift in shifts or () if shift not in known]:
-        raise ValueError(f"{suite.name} has no {unknown[0]!r}: it has {', '.join(known)}")
+        raise ValueError(f"{suite.name}: {no_such('shift', unknown[0], known)}")
     return shifts or suite.shifts
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import html
 import io
+import json
 import re
 from collections.abc import Callable, Sequence
 from statistics import mean, stdev
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..methods import METHODS
 from .plan import PROTOCOL, SHARED
@@ -19,6 +20,7 @@ __all__ = [
     "Table",
     "as_csv",
     "as_html",
+    "as_json",
     "as_latex",
     "as_markdown",
     "differences",
@@ -185,10 +187,41 @@ def as_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><thead>{line('th', header)}</thead>\n<tbody>\n{body}</tbody></table>\n"
 
 
+def as_json(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Write a list of objects, one per row: numbers as numbers, a deviation under its own name, null for a dash.
+
+    Empty cells of the first column repeat the one above; a column without a name is the metric.
+    """
+    records: list[dict[str, Any]] = []
+    for row in rows:
+        record: dict[str, Any] = {}
+        for name, cell in zip(header, row, strict=True):
+            value, _, deviation = cell.partition(" ± ")
+            record[name or "Metric"] = _value_of(value)
+            if deviation:
+                record[f"{name} deviation"] = _value_of(deviation)
+        if records and not row[0]:
+            record[header[0]] = records[-1][header[0]]
+        records.append(record)
+    return json.dumps(records, indent=1, ensure_ascii=False) + "\n"
+
+
+def _value_of(cell: str) -> str | float | None:
+    """Return a number as a number, and nothing as None."""
+    if cell in ("", "–"):
+        return None
+    try:
+        number = float(cell.replace(",", ""))
+    except ValueError:
+        return cell
+    return int(number) if number.is_integer() and "." not in cell else number
+
+
 FORMATS: dict[str, Callable[[Sequence[str], Sequence[Sequence[str]]], str]] = {
     "markdown": as_markdown,
     "latex": as_latex,
     "csv": as_csv,
     "html": as_html,
+    "json": as_json,
 }
 """Writers of a table by the name of their format."""

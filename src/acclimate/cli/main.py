@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, get_args
 
 from .._version import __version__
 from ..bench.demo import DEMO_METHODS, demo_plans
+from ..bench.locks import locked
 from ..bench.networks import KINDS
 from ..bench.plan import combine, read_config
 from ..bench.result import Count
@@ -17,6 +19,7 @@ from ..bench.result_folder import read_plan, read_results
 from ..bench.run import Run
 from ..bench.scenarios import SCENARIOS
 from ..bench.tables import FORMATS, differences, paper_table
+from ..checks import no_such
 from ..data import SUITES
 from ..methods import METHODS
 
@@ -26,7 +29,7 @@ try:
 
     from .options import plan_options
     from .paper import paper
-    from .terminal import EXPECTED, carry_out, console, one_line_errors, print_table, say, show_plan
+    from .terminal import EXPECTED, RESUMES, carry_out, console, one_line_errors, print_table, say, show_plan
 except ImportError as error:
     sys.exit(f"the command line needs an extra ({error.name} is missing): pip install 'acclimate[bench]'")
 
@@ -52,26 +55,46 @@ def _main(
 ) -> None: ...
 
 
+Listing = Annotated[str, typer.Option("--format", help="text or json.")]
+
+
+def _about(entries: Mapping[str, object]) -> dict[str, str]:
+    return {name: (entry.__doc__ or "").splitlines()[0] for name, entry in entries.items()}
+
+
 @app.command()
-def methods() -> None:
+def methods(layout: Listing = "text") -> None:
     """List the methods."""
-    for name, method in METHODS.items():
-        console.print(f"[bold]{name:10}[/] {escape((method.__doc__ or '').splitlines()[0])}", highlight=False)
+    _check_format(layout, ("text", "json"))
+    if layout == "json":
+        typer.echo(json.dumps(_about(METHODS), indent=1, ensure_ascii=False))
+        return
+    for name, about in _about(METHODS).items():
+        console.print(f"[bold]{name:10}[/] {escape(about)}", highlight=False)
 
 
 @app.command("list")
-def list_names() -> None:
+def list_names(layout: Listing = "text") -> None:
     """List methods, networks, data sets and scenarios by name."""
+    _check_format(layout, ("text", "json"))
     groups = {
-        "methods": {name: (method.__doc__ or "").splitlines()[0] for name, method in METHODS.items()},
+        "methods": _about(METHODS),
         "networks": KINDS,
         "data sets": {name: usage for name, (_, usage) in SUITES.items()},
-        "scenarios": {name: (make.__doc__ or "").splitlines()[0] for name, make in SCENARIOS.items()},
+        "scenarios": _about(SCENARIOS),
     }
+    if layout == "json":
+        typer.echo(json.dumps(groups, indent=1, ensure_ascii=False))
+        return
     for title, names in groups.items():
         console.print(f"\n[bold]{title}[/]")
         for name, about in names.items():
-            say(f"  [bold]{name:18}[/] {escape(about)}")
+            console.print(f"  [bold]{name:18}[/] {escape(about)}", soft_wrap=True, highlight=False)
+
+
+def _check_format(layout: str, known: Collection[str]) -> None:
+    if layout not in known:
+        raise typer.BadParameter(no_such("format", layout, known), param_hint="--format")
 
 
 Out = Annotated[Path, typer.Option(help="Folder for the report.")]
@@ -110,16 +133,20 @@ def _adapt_to_digits(
 ) -> None:
     from ..bench.report import write_demo
 
-    with one_line_errors("cannot run"), TemporaryDirectory() as folder:  # measured again each time
+    restart = "results of this command are not kept, so it starts again"
+    with one_line_errors("cannot run", restart), TemporaryDirectory() as folder:
         plans = demo_plans(methods, networks, images=images, seed=seed, severity=severity, device=device)
         runs = [Run(plan, Path(folder) / plan.model) for plan in plans]
-        results = carry_out(runs)
-        count = len(results[0].domains)
-        print_table(f"{count} corruptions of severity {severity}, {images:,} digits each, no reset", results)
+        for each in runs:
+            each.check()
         options = [f"--severity {severity} --images {images} --seed {seed} --device {device}"]
         options += [f"--network {plan.model.removeprefix('digits-')}" for plan in plans]
         options += [f"--method {name}" for name in dict.fromkeys(name for plan in plans for name in plan.methods)]
-        page = write_demo(out, results, runs[0], " ".join(["acclimate", command, *options]))
+        with locked(out):
+            results = carry_out(runs)
+            page = write_demo(out, results, runs[0], " ".join(["acclimate", command, *options]))
+        count = len(results[0].domains)
+        print_table(f"{count} corruptions of severity {severity}, {images:,} digits each, no reset", results)
     say(f"\nReport: [bold]{page}[/]")
 
 
@@ -134,22 +161,23 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and its cost, and stop.")] = False,
 ) -> None:
     """Compare methods on a network and a stream. Results are written after each domain, and a stopped run resumes."""
-    with one_line_errors("cannot run"):
+    with one_line_errors("cannot run", RESUMES):
         content = {} if config is None else read_config(config)
         job = Run(combine(content, options), out)
         if "methods" not in {**content, **options} and (unfit := job.unfit()):
             job = job.fitting()
             for name, why in unfit.items():
-                console.print(f"{name} is left out: {why}")
+                say(f"{name} is left out: {escape(why)}")
         job.check()
         for hint in job.hints():
-            say(hint)
+            say(escape(hint))
         for message in job.suite.missing():
-            say(f"[yellow]{message}[/]")
+            say(f"[yellow]{escape(message)}[/]")
         if dry_run:
             show_plan(job)
             return
-        results = carry_out([job])
+        with locked(out):
+            results = carry_out([job])
     print_table(job.title, results)
     say(f"\nResults: [bold]{out}[/]; `acclimate table {out}` shows every domain")
 
@@ -157,7 +185,7 @@ def run(
 @app.command()
 def table(
     folders: Annotated[list[Path], typer.Argument(help="Folders that `acclimate run` wrote.")],
-    layout: Annotated[str, typer.Option("--format", help="markdown, latex, csv or html.")] = "markdown",
+    layout: Annotated[str, typer.Option("--format", help="markdown, latex, csv, html or json.")] = "markdown",
     paper: Annotated[
         bool, typer.Option("--paper", help="Add the paper's numbers, where the setting is the same.")
     ] = False,
@@ -171,26 +199,26 @@ def table(
 ) -> None:
     """Print finished results in the paper's layout: domains as columns, accuracy and ECE as rows.
 
-    If there are more than four rounds, it shows the first, fourth, seventh and so on, as the paper does; csv has all.
+    If there are more than four rounds, it shows the first, fourth, seventh and so on, as the paper does; csv and json
+    have all.
     """
     from ..paper.published import compare_source, legend, rows_for, with_paper
 
-    if layout not in FORMATS:
-        raise typer.BadParameter(f"no format {layout!r}: choose from {', '.join(FORMATS)}", param_hint="--format")
+    _check_format(layout, FORMATS)
     if count not in get_args(Count):
-        raise typer.BadParameter(f"no count {count!r}: choose from {', '.join(get_args(Count))}", param_hint="--count")
+        raise typer.BadParameter(no_such("count", count, get_args(Count)), param_hint="--count")
     with one_line_errors("no table"):
         results = read_results(folders)
     for difference in differences(results):
-        say(f"[red bold]these results are not comparable:[/] {escape(difference)}", errors=True)
-    header, rows = paper_table(results, every=layout == "csv", count=count)  # type: ignore[arg-type]
+        say(f"[red bold]these results are not comparable:[/] {escape(difference)}")
+    header, rows = paper_table(results, every=layout in ("csv", "json"), count=count)  # type: ignore[arg-type]
     if paper:
         rows = with_paper(rows, results)
         missing = "the paper has no results for this network, data, scenario and severity, with all images"
         marks = legend(row[0] for row in rows if "(paper" in row[0])
         known = any(rows_for(result) for result in results)
         for line in filter(None, (marks, compare_source(results)) if known else (missing,)):
-            say(f"[yellow]{escape(line)}[/]", errors=True)
+            say(f"[yellow]{escape(line)}[/]")
     typer.echo(FORMATS[layout](header, rows), nl=False)
 
 

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
 from ..bench.run import Run
+from ..checks import no_such
 from ..methods import METHODS
 from .options import plan_options
-from .terminal import console, duration, one_line_errors, progress_bars, repeatable, say
+from .terminal import RESUMES, console, duration, messages, one_line_errors, progress_bars, repeatable, say
 
 if TYPE_CHECKING:  # drawing libraries are imported only by commands that need them
     from ..paper.numbers import Case, Recipe, Tick
@@ -80,7 +83,7 @@ def run_recipes(
 ) -> None:
     """Reproduce tables and figures of the paper. Each recipe writes its numbers, and a table or a figure."""
     from ..paper.recipes import RECIPES
-    from ..paper.reproduce import reproduce, side_by_side
+    from ..paper.reproduce import claimed, reproduce, side_by_side
     from ..paper.scales import KINDS_OF_NETWORK, SCALES
 
     _check("scale", [scale], SCALES)
@@ -91,27 +94,28 @@ def run_recipes(
     networks: Any = {kind: named for kind, named in given.items() if named}
     within: Any = tuple(network or ())
     command = shlex.join(["acclimate", *repeatable(sys.argv[1:])])
-    with one_line_errors("cannot run"):
+    with one_line_errors("cannot run", RESUMES):
         at = SCALES[scale].on(networks=networks, only=tuple(method or ()), within=within, **options)
-        chosen = [RECIPES[name] for name in names if name != "all"]
+        chosen = [RECIPES[name] for name in dict.fromkeys(names) if name != "all"]
         if "all" in names:
             kind, special = at.data.partition(":")[0], {kind for recipe in RECIPES.values() for kind in recipe.data}
             possible = [r for r in RECIPES.values() if kind in r.data or (kind not in special and not r.data)]
             chosen = [recipe for recipe in possible if any(case.due(at) for case in recipe.plans(at))]
-        _show_cost(chosen, at, out / at.name)
+        _show_cost(chosen, at, out / at.name, console if dry_run else messages)
         if dry_run:
             return
-        if processes > 1:
-            with progress_bars() as progress:
-                task = progress.add_task("side by side", total=None, note="")
-                side_by_side(
-                    *(chosen, at, out / at.name, processes),
-                    on_job=lambda total: progress.update(task, advance=1, total=total),
-                )
-        for recipe in chosen:
-            with progress_bars() as progress:
-                written = reproduce(recipe, at, out / at.name, command=command, on_case=_on_case(progress))
-            _show(recipe, written)
+        with claimed(chosen, out / at.name):
+            if processes > 1:
+                with progress_bars() as progress:
+                    task = progress.add_task("side by side", total=None, note="")
+                    side_by_side(
+                        *(chosen, at, out / at.name, processes),
+                        on_job=lambda total: progress.update(task, advance=1, total=total),
+                    )
+            for recipe in chosen:
+                with progress_bars() as progress:
+                    written = reproduce(recipe, at, out / at.name, command=command, on_case=_on_case(progress))
+                _show(recipe, written)
 
 
 def _on_case(progress: Progress) -> Any:
@@ -126,7 +130,7 @@ def _on_case(progress: Progress) -> Any:
 def _check(what: str, names: Sequence[str] | None, known: Any) -> None:
     for name in names or ():
         if name not in known:
-            raise typer.BadParameter(f"no {what} {name!r}: choose from {', '.join(known)}")
+            raise typer.BadParameter(no_such(what, name, known))
 
 
 @paper.command("join")
@@ -159,8 +163,8 @@ def _show(recipe: Recipe, written: Sequence[Path]) -> None:
     say(f"written: {', '.join(str(file) for file in written)}")
 
 
-def _show_cost(recipes: Sequence[Recipe], scale: Scale, out: Path) -> None:
-    """Print what is needed, and about how long it takes."""
+def _show_cost(recipes: Sequence[Recipe], scale: Scale, out: Path, console: Console) -> None:
+    """Check every case, and print what is needed, and about how long it takes."""
     console.print(f"[bold]scale[/]     {scale.name}: {scale.about}")
     console.print(f"[bold]data[/]      {scale.data or scale.needs}")
     needed = dict.fromkeys(case.plan.model for recipe in recipes for case in recipe.plans(scale) if case.due(scale))
@@ -173,7 +177,7 @@ def _show_cost(recipes: Sequence[Recipe], scale: Scale, out: Path) -> None:
         for case in (case for case in cases if case.due(scale)):
             run = Run(case.plan, case.folder(out, recipe.name), first.get(case.plan.model))
             first.setdefault(case.plan.model, run)
-            run.check()
+            run.check(case.due(scale))
             key = case.plan.model, case.plan.batch_size
             if key not in speeds:
                 speeds[key] = run.speed()
@@ -184,4 +188,4 @@ def _show_cost(recipes: Sequence[Recipe], scale: Scale, out: Path) -> None:
         table.add_row(recipe.name, f"{runs:,}", f"{images:,.0f}", duration(seconds))
     console.print(table)
     for hint in dict.fromkeys(hint for run in first.values() for hint in run.hints()):
-        say(hint)
+        say(escape(hint))

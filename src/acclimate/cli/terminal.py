@@ -1,4 +1,7 @@
-"""What the command line shows: progress, tables, plans, and errors in one line."""
+"""What the command line shows: progress, tables, plans, and errors in one line.
+
+Results go to stdout. Progress, hints, warnings and errors go to stderr, so that a redirected table is clean.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +21,32 @@ from ..bench.run import Run
 from ..bench.tables import summary_table
 
 console = Console()
+messages = Console(stderr=True)
 
 EXPECTED = (ValueError, TypeError, RuntimeError, AssertionError, ImportError, OSError)
 """What a wrong option, a missing folder or a broken file may raise. It is printed without a traceback."""
 
 
-def say(text: str, *, errors: bool = False) -> None:
-    """Print a line that the console neither wraps nor colours."""
-    (Console(stderr=True) if errors else console).print(text, soft_wrap=True, highlight=False)
+def say(text: str) -> None:
+    """Print a message that the console neither wraps nor colours."""
+    messages.print(text, soft_wrap=True, highlight=False)
 
 
 @contextmanager
-def one_line_errors(what: str) -> Iterator[None]:
-    """Print an expected error in one line, and exit."""
+def one_line_errors(what: str, stopped: str = "") -> Iterator[None]:
+    """Print an expected error in one line, and exit. After Ctrl-C, say how to go on."""
     try:
         yield
     except EXPECTED as error:
         say(f"[red bold]{what}:[/] {escape(str(error))}")
         raise typer.Exit(2) from error
+    except KeyboardInterrupt as error:
+        say(f"[bold]stopped[/]{stopped and ': '}{escape(stopped)}")
+        raise typer.Exit(130) from error
+
+
+RESUMES = "the same command goes on after the last finished domain"
+"""What to do after Ctrl-C."""
 
 
 def repeatable(words: Sequence[str]) -> list[str]:
@@ -97,7 +108,7 @@ def progress_bars() -> Progress:
         MofNCompleteColumn(),
         TextColumn("{task.fields[note]:22}"),
         TimeRemainingColumn(),
-        console=console,
+        console=messages,
     )
 
 

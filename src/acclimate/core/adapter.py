@@ -26,7 +26,7 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Self
 
-from ..checks import check_images, class_index, refuse_probabilities
+from ..checks import check_images, class_index, no_such, refuse_probabilities
 from ..engine import Engine, Execution, Live, Output, Pass, Precision, Recorder, Runner, choose
 from ..parts.batchnorm import Mode
 from ..parts.optimizers import can_wait, start_momentum
@@ -176,7 +176,7 @@ class Adapter(nn.Module, ABC):
         `"cifar-resnet"` and `"cifar-vit"` are for small networks with about ten classes. `arguments` override them.
         """
         if network not in NETWORKS:
-            raise ValueError(f"no preset {network!r}: expected one of {', '.join(NETWORKS)}")
+            raise ValueError(no_such("preset", network, NETWORKS))
         if network not in cls.presets:
             raise ValueError(f"no preset of {cls.__name__} for {network}: use {cls.__name__}(model), its own defaults")
         return cls(model, **override(cls.presets[network], arguments))

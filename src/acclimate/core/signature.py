@@ -1,15 +1,16 @@
-"""An adapter as the call that makes it."""
+"""An adapter as the call that makes it, and the arguments that such a call takes."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from functools import cache
+from typing import Any, get_args, get_type_hints
 
 from torch.optim import Optimizer
 
 from ..engine import Engine
 
-__all__ = ["call_text"]
+__all__ = ["arguments_of", "call_text"]
 
 
 def call_text(adapter: Any, base: type, *, engine: bool) -> str:
@@ -40,6 +41,18 @@ def call_text(adapter: Any, base: type, *, engine: bool) -> str:
     if adapter.classes is not None:
         arguments.append(f"classes={adapter._class_list}")
     return f"{type(adapter).__name__}({', '.join([*arguments, f'seed={adapter.seed}'])})"
+
+
+@cache
+def arguments_of(method: Any) -> tuple[str, ...]:
+    """Return the keyword arguments that a method takes: its own, and those of its typed options."""
+    hints, names = get_type_hints(method.__init__), dict[str, None]()
+    for parameter in inspect.signature(method.__init__).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            names[parameter.name] = None
+        elif parameter.kind is parameter.VAR_KEYWORD:  # **options: Unpack[Options]
+            names |= dict.fromkeys(get_args(hints[parameter.name])[0].__annotations__)
+    return tuple(name for name in names if name not in method.without)
 
 
 def _setting(adapter: Any, name: str) -> Any:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from ..checks import no_such
 from .cifar import CIFARC, clean_images
 from .decoded import DecodedSuite
 from .demo_digits import open_demo
@@ -35,7 +36,7 @@ def open_suite(spec: str, preprocess: Preprocess | None = None, cache: Path | st
     """
     name, _, path = spec.partition(":")
     if name not in SUITES:
-        raise DataError(f"no data set {name!r}: expected one of {', '.join(SUITES)}")
+        raise DataError(no_such("data set", name, SUITES))
     if name != "digits" and not path:
         raise DataError(f"{name} needs a folder: {SUITES[name].usage}")
     suite = SUITES[name].open(path, preprocess)
@@ -44,7 +45,7 @@ def open_suite(spec: str, preprocess: Preprocess | None = None, cache: Path | st
 
 def _digits(_: str, __: Preprocess | None) -> Suite:
     test = load_digits()[1]
-    return Corrupted("digits", Tensors(test.x, test.y))
+    return Corrupted("digits", Tensors(test.x, test.y), outputs=10)
 
 
 def _imagenet_c(path: str, preprocess: Preprocess | None, each: int | None = None) -> Suite:
@@ -54,7 +55,15 @@ def _imagenet_c(path: str, preprocess: Preprocess | None, each: int | None = Non
 
 def _cifar10(path: str, _: Preprocess | None) -> Suite:
     stored = Path(path) / "corrupted"  # written by python -m training.cifar10 corrupt
-    return CIFARC(stored, "cifar10") if stored.is_dir() else Corrupted("cifar10", clean_images(path), like="cifar-c")
+    if stored.is_dir():
+        return CIFARC(stored, "cifar10")
+    return Corrupted("cifar10", clean_images(path), like="cifar-c", outputs=10)
+
+
+def _folder(path: str, preprocess: Preprocess | None) -> Suite:
+    root, _, indices = path.rpartition(",")
+    given = indices.endswith(".json")
+    return Corrupted("folder", ImageFolder(root if given else path, preprocess, indices=indices if given else None))
 
 
 def _acdc(path: str, preprocess: Preprocess | None) -> Suite:
@@ -74,7 +83,7 @@ def _corrupted(spec: str, preprocess: Preprocess | None) -> Suite:
     if isinstance(images, Scenes):
         return Weathered(f"corrupted {suite.name}", images)
     like: Like = "cifar-c" if spec.startswith("cifar") else "imagenet-c"
-    return Corrupted(f"corrupted {suite.name}", images, suite.classes, like=like)
+    return Corrupted(f"corrupted {suite.name}", images, suite.classes, like=like, outputs=suite.outputs)
 
 
 class _Entry(NamedTuple):
@@ -86,7 +95,7 @@ SUITES: dict[str, _Entry] = {
     "digits": _Entry(_digits, "2,000 real handwritten digits, corrupted on the fly; needs no path"),
     "demo": _Entry(open_demo, "demo:IMAGES,SEED, the stream of `acclimate demo`; demo:training, its source images"),
     "imagenet": _Entry(
-        lambda path, preprocess: Corrupted("imagenet", ImageNet(path, preprocess).clean().images),
+        lambda path, preprocess: Corrupted("imagenet", ImageNet(path, preprocess).clean().images, outputs=1000),
         "imagenet:FOLDER, ImageNet's validation images, corrupted on the fly",
     ),
     "imagenet-c": _Entry(
@@ -103,8 +112,9 @@ SUITES: dict[str, _Entry] = {
         _corrupted, "corrupted:NAME:FOLDER, the clean images of another data set, corrupted on the fly"
     ),
     "folder": _Entry(
-        lambda path, preprocess: Corrupted("folder", ImageFolder(path, preprocess)),
-        "folder:FOLDER with one folder per class, corrupted on the fly",
+        _folder,
+        "folder:FOLDER[,FILE.json] with one folder per class, corrupted on the fly; the file, or FOLDER/classes.json, "
+        'says which class each is, {"folder": index}',
     ),
     "acdc": _Entry(
         _acdc, "acdc:FOLDER[,CITYSCAPES], street scenes in fog, at night, in rain and in snow, for segmentation"

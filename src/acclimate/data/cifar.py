@@ -25,6 +25,7 @@ class CIFARC(Suite):
 
     def __init__(self, root: Path | str, name: str = "cifar10-c") -> None:
         self.root, self.name = existing_folder(Path(root), name.upper()), name
+        self.outputs = 100 if name.startswith("cifar100") else 10
         self.shifts = tuple(shift for shift in BENCHMARK if (self.root / f"{shift}.npy").is_file())
         if not self.shifts:
             raise DataError(f"{name}: {self.root} has no gaussian_noise.npy, shot_noise.npy, …: is it another folder?")

@@ -136,7 +136,7 @@ class DecodedSuite(Suite):
     def __init__(self, suite: Suite, folder: Path) -> None:
         self.suite, self.folder = suite, folder
         self.name, self.shifts, self.extra, self.classes = suite.name, suite.shifts, suite.extra, suite.classes
-        self.graded, self.task = suite.graded, suite.task
+        self.graded, self.task, self.outputs = suite.graded, suite.task, suite.outputs
         self.kept: dict[tuple[Any, ...], Decoded] = {}
 
     def part(self, shift: str, severity: int) -> Part:
@@ -146,6 +146,14 @@ class DecodedSuite(Suite):
     def clean(self) -> Part:
         """Return the version without shift."""
         return self._cached(self.suite.clean())
+
+    def check_classes(self, outputs: int) -> None:
+        """Check the classes of the wrapped suite."""
+        self.suite.check_classes(outputs)
+
+    def class_note(self) -> str:
+        """Return the note of the wrapped suite."""
+        return self.suite.class_note()
 
     def missing(self) -> list[str]:
         """Return the messages of the wrapped suite."""

@@ -21,6 +21,7 @@ class DemoDigits(Suite):
     """Test digits under corruptions made in advance. One random generator runs through all of them in order."""
 
     name = "demo"
+    outputs = 10
     shifts = (
         "gaussian_noise",
         "shot_noise",

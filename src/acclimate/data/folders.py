@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .classes import class_folders
 from .types import DataError
 
 __all__ = ["SUFFIXES", "ImageFolder", "Preprocess", "Tensors", "existing_folder", "read_image"]
@@ -100,7 +101,12 @@ def _class_folders(root: Path, what: str, classes: int | None = None) -> list[Pa
 
 
 class ImageFolder:
-    """Images in class folders. The label is the index of the class folder in alphabetical order."""
+    """Images in class folders, each with the index of a network's output as its label.
+
+    Published layouts, which have `classes` folders, count them in alphabetical order. Elsewhere `indices`, a JSON file
+    {"folder": index}, says which folder is which, or the file `classes.json` in the root, or the folders' names if
+    they are numbers; else the order counts as well.
+    """
 
     def __init__(
         self,
@@ -110,13 +116,17 @@ class ImageFolder:
         what: str = "image folder",
         classes: int | None = None,
         each: int | None = None,
+        indices: Path | str | None = None,
     ) -> None:
         self.root, self.preprocess = Path(root), preprocess or Preprocess()
         folders = _class_folders(self.root, what, classes)
         self.classes = [path.name for path in folders]
+        given = None if indices is None else Path(indices)
+        self.folders = class_folders(self.classes, self.root, given) if classes is None else None
+        labels = range(len(folders)) if self.folders is None else self.folders.indices
         self.paths: list[Path] = []
         self.labels: list[int] = []
-        for label, path in enumerate(folders):
+        for label, path in zip(labels, folders, strict=True):
             images = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and p.name[0] != ".")
             if not images:
                 raise DataError(f"{what}: {path} has no image: only partly unpacked?")

@@ -29,6 +29,7 @@ class ImageNet(Suite):
     """The validation set in class folders, root/n01440764/….JPEG. Its only version is `"clean"`."""
 
     name = "imagenet"
+    outputs = 1000
     graded = False
     shifts = ("clean",)
 
@@ -58,6 +59,7 @@ class ImageNetC(Suite):
     """
 
     name = "imagenet-c"
+    outputs = 1000
 
     def __init__(
         self,
@@ -129,6 +131,7 @@ class ImageNetR(Suite):
     name = "imagenet-r"
     graded = False
     shifts = ("renditions",)
+    outputs = 1000
     classes = RENDITIONS
 
     def __init__(self, root: Path | str, preprocess: Preprocess | None = None, *, whole: bool = True) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from torch import Generator, Tensor
 
 from .corruptions import BENCHMARK, EXTRA, corrupted
+from .folders import ImageFolder
 from .severities import Like, parameters_of
 from .types import ImageSet, Part, Suite
 
@@ -20,14 +21,31 @@ class Corrupted(Suite):
     extra = EXTRA
 
     def __init__(
-        self, name: str, images: ImageSet, classes: tuple[int, ...] | None = None, *, like: Like = "imagenet-c"
+        self,
+        name: str,
+        images: ImageSet,
+        classes: tuple[int, ...] | None = None,
+        *,
+        like: Like = "imagenet-c",
+        outputs: int | None = None,
     ) -> None:
-        self.name, self.images, self.classes, self.like = name, images, classes, like
+        self.name, self.images, self.classes, self.like, self.outputs = name, images, classes, like, outputs
+        self.folders = images.folders if isinstance(images, ImageFolder) and classes is None else None
 
     def part(self, shift: str, severity: int) -> Part:
         """Return the images with one corruption at one severity."""
         parameters_of(shift, severity, self.like)  # raises for an unknown shift or severity
         return Part(self.images, partial(_change, shift, severity, self.like))
+
+    def check_classes(self, outputs: int) -> None:
+        """Raise `DataError` if the labels are not classes of a network with this many outputs."""
+        super().check_classes(outputs)
+        if self.folders is not None:
+            self.folders.check(outputs, self.name)
+
+    def class_note(self) -> str:
+        """Return which class each folder is, in short."""
+        return "" if self.folders is None else str(self.folders)
 
     def clean(self) -> Part:
         """Return the images without change."""

@@ -136,6 +136,8 @@ class Cityscapes(Weathered):
     Reads leftImg8bit/SPLIT/CITY/…_leftImg8bit.png with gtFine/SPLIT/CITY/…_gtFine_labelTrainIds.png or …_labelIds.png.
     """
 
+    outputs = len(CITYSCAPES)
+
     def __init__(self, root: Path | str, preprocess: Preprocess | None = None, split: str = "val") -> None:
         images, labels = (
             existing_folder(_find(Path(root), part) / split, "Cityscapes") for part in ("leftImg8bit", "gtFine")
@@ -158,6 +160,7 @@ class ACDC(Suite):
     """
 
     name = "acdc"
+    outputs = len(CITYSCAPES)
     graded = False
     task = "segmentation"
     shifts = WEATHER

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+from ..checks import no_such
+
 __all__ = ["SEVERITIES", "Like", "check_severity", "parameters_of"]
 
 Like: TypeAlias = Literal["imagenet-c", "cifar-c"]
@@ -99,7 +101,7 @@ def check_severity(severity: int) -> None:
 def parameters_of(name: str, severity: int, like: Like) -> tuple[Any, ...]:
     """Return the arguments of a corruption at a severity."""
     if name not in IMAGENET_C:
-        raise ValueError(f"no corruption {name!r}: expected one of {', '.join(IMAGENET_C)}")
+        raise ValueError(no_such("corruption", name, IMAGENET_C))
     check_severity(severity)
     if like not in SEVERITIES:
         raise ValueError(f"like={like!r}: expected one of {', '.join(SEVERITIES)}")

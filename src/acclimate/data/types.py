@@ -60,6 +60,8 @@ class Suite(ABC):
     """Further shifts, used only when named."""
     classes: tuple[int, ...] | None = None
     """The subset of the network's classes that occurs in the data; None means all."""
+    outputs: int | None = None
+    """The number of outputs that a network for this data has; None if it is not known."""
     graded: bool = True
     """Whether the severity makes a difference."""
     task: str = "classification"
@@ -72,6 +74,18 @@ class Suite(ABC):
     @abstractmethod
     def clean(self) -> Part:
         """Return the version without shift, or raise `DataError` if there is none."""
+
+    def check_classes(self, outputs: int) -> None:
+        """Raise `DataError` if the labels are not classes of a network with this many outputs."""
+        if self.outputs not in (None, outputs):
+            raise DataError(
+                f"{self.name} is for networks with {self.outputs:,} outputs, and this one has {outputs:,}: choose a "
+                "network that was trained for these classes"
+            )
+
+    def class_note(self) -> str:
+        """Return which class each folder is, in short, where the data set does not define it; else an empty text."""
+        return ""
 
     def missing(self) -> list[str]:
         """Return messages about parts of the data that are absent."""

@@ -1,20 +1,24 @@
 """Carry out a recipe: measure its cases, and write numbers, tables and figures.
 
-Each case has a folder of results, so a stopped recipe resumes.
+Each case has a folder of results, so a stopped recipe resumes. A command holds the lock of its recipes' folders, and
+each process that of the job it measures: recipes and processes may share a case.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
 import torch
 
+from ..bench.locks import locked
 from ..bench.plan import Job, PlanError
 from ..bench.result import Result
 from ..bench.run import Run
@@ -27,7 +31,16 @@ from .numbers import Case, Measure, Numbers, Recipe, Shown, Tick
 from .published import legend, notes_beside, paper_table_of
 from .scales import Scale
 
-__all__ = ["reproduce", "show", "side_by_side"]
+__all__ = ["claimed", "reproduce", "show", "side_by_side"]
+
+
+@contextmanager
+def claimed(recipes: Iterable[Recipe], out: Path) -> Iterator[None]:
+    """Hold the locks of recipes' folders, so that no other command measures them."""
+    with ExitStack() as stack:
+        for recipe in recipes:
+            stack.enter_context(locked(out / recipe.name))
+        yield
 
 
 def reproduce(
@@ -40,11 +53,13 @@ def reproduce(
 ) -> list[Path]:
     """Measure what is missing, write tables, figures and the file of numbers, and return their paths."""
     first: dict[str, Run] = {}
-    cases = []
+    runs = []
     for case in recipe.plans(scale):
         run = Run(case.plan, case.folder(out, recipe.name), first.get(case.plan.model))
         first.setdefault(case.plan.model, run)
-        cases.append(_carry_out(case, run, case.due(scale), on_case))
+        runs.append((case, run))
+        run.check(case.due(scale))
+    cases = [_carry_out(case, run, case.due(scale), on_case) for case, run in runs]
     cases = [case for case in cases if case.results]
     if not cases:
         asked = ", ".join([*scale.only, *scale.within])
@@ -78,12 +93,17 @@ def side_by_side(
         for done in as_completed(waiting):
             done.result()
             on_job(len(waiting))
+    except KeyboardInterrupt:
+        for child in multiprocessing.active_children():  # a job that is stopped resumes
+            child.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _start_process(threads: int) -> None:
-    """Limit a process to its share of threads, and its compiler to one."""
+    """Limit a process to its share of threads, and its compiler to one; let the parent react to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
@@ -96,9 +116,8 @@ def _one_job(case: Case, folder: Path, job: Job) -> None:
 def _carry_out(case: Case, run: Run, due: Sequence[Job], on_case: Callable[[Case, int, Run], Tick] | None) -> Case:
     """Measure the jobs that are due and missing; return the case with all results that are there."""
     jobs = [*case.plan.jobs()]
-    there = {job: result for job in jobs if (result := run.folder.find(job)[0]) is not None and result.done}
+    there = {job: result for job in jobs if (result := run.folder.read(job)) is not None and result.done}
     if missing := [job for job in due if job not in there]:
-        run.check()
         tick = (lambda _: None) if on_case is None else on_case(case, len(missing), run)
         for job in missing:
             if case.measure is None:
@@ -110,13 +129,14 @@ def _carry_out(case: Case, run: Run, due: Sequence[Job], on_case: Callable[[Case
 
 def _measure(measure: Measure, run: Run, job: Job, tick: Tick) -> Result:
     (domain,) = (domain for domain in run.scenario(job.seed).domains if isinstance(domain, SampledDomain))
-    adapter = run.adapter(job)
-    result = run.start(job, adapter)
-    try:
-        result.measured, result.done = measure(adapter, domain, tick), True
-        run.folder.write(job, adapter, result)
-    finally:
-        adapter.reset()  # the next job starts from the source network
+    with run.folder.writing(job):
+        adapter = run.adapter(job)
+        result = run.start(job, adapter)
+        try:
+            result.measured, result.done = measure(adapter, domain, tick), True
+            run.folder.write(job, adapter, result)
+        finally:
+            adapter.reset()  # the next job starts from the source network
     return result
 
 
