@@ -56,7 +56,8 @@ def _write(path: Path, content: bytes) -> None:
         with temporary.open("xb") as file:
             _lock(file)
             if not temporary.exists():  # swept before it was locked
-                return _write(path, content)
+                _write(path, content)
+                return
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -68,7 +69,6 @@ def _write(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    return None
 
 
 def _prefix(path: Path) -> str:
