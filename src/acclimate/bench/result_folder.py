@@ -58,10 +58,9 @@ class ResultFolder:
         before = read_plan(path)
         if before is None:
             return
-        found, mine = before.as_dict(), plan.as_dict()
-        if differs := [
-            key for key in ("model", "preset", *{**before.protocol, **plan.protocol}) if found[key] != mine[key]
-        ]:
+        found, mine = ({"skip_broken": False, **each.as_dict()} for each in (before, plan))
+        keys = ("model", "preset", *before.protocol, *plan.protocol)
+        if differs := [key for key in keys if found[key] != mine[key]]:
             raise PlanError(
                 f"{path} holds results of another plan ({differs[0]} was {found[differs[0]]!r}, and is "
                 f"{mine[differs[0]]!r} now): choose another --out"
