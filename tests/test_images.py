@@ -255,7 +255,7 @@ def test_the_commands(hostile: Path, tmp_path: Path) -> None:
 
 
 def test_the_field_of_a_plan() -> None:
-    assert "skip_broken" not in Plan().protocol, "old results keep their protocol"
+    assert "skip_broken" not in Plan().protocol, "results without it keep their protocol"
     assert Plan(skip_broken=True).protocol["skip_broken"]
     with pytest.raises(PlanError, match="skip_broken='yes'"):
         Plan.from_dict({"skip_broken": "yes"})

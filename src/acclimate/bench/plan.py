@@ -169,9 +169,9 @@ class Plan:
         return cls(**arguments)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all fields, for JSON; `skip_broken` only if it is set, as older files do not have it."""
+        """Return all fields, for JSON."""
         content: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return content if self.skip_broken else {name: v for name, v in content.items() if name != "skip_broken"}
+        return content
 
     def jobs(self) -> Iterator[Job]:
         """Yield each method with each seed, seed by seed."""
@@ -183,7 +183,8 @@ class Plan:
     def protocol(self) -> dict[str, Any]:
         """The fields that must be equal for results to be compared."""
         whole = self.as_dict()
-        return {name: whole[name] for name in PROTOCOL if name in whole and (name != "rounds" or self.scenario == name)}
+        idle = {"rounds": self.scenario != "rounds", "skip_broken": not self.skip_broken}
+        return {name: whole[name] for name in PROTOCOL if not idle.get(name)}
 
     def arguments(self, job: Job) -> dict[str, Any]:
         """Return the arguments of a job's method: settings that all methods share, and its own overrides."""

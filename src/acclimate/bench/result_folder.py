@@ -58,7 +58,7 @@ class ResultFolder:
         before = read_plan(path)
         if before is None:
             return
-        found, mine = ({"skip_broken": False, **each.as_dict()} for each in (before, plan))
+        found, mine = before.as_dict(), plan.as_dict()
         keys = ("model", "preset", *before.protocol, *plan.protocol)
         if differs := [key for key in keys if found[key] != mine[key]]:
             raise PlanError(
