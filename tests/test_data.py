@@ -273,7 +273,7 @@ def test_cached_images_equal_decoded_images(tmp_path: Path) -> None:
 def test_each_image_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = ImageFolder(class_folder(tmp_path / "set"), Preprocess(36, 32))
     opened: list[Path] = []
-    monkeypatch.setattr(folders, "read_image", lambda path, how: opened.append(path) or read_image(path, how))
+    monkeypatch.setattr(folders, "read_image", lambda path, how, **_: opened.append(path) or read_image(path, how))
     kept = Decoded(images, tmp_path / "cache")
     stream = SampledDomain("all", [Part(kept)], [(0, index) for index in range(12)], batch_size=5)
     first, again = ([x for x, _ in stream.on("cpu")] for _ in range(2))

@@ -18,7 +18,7 @@ from ..parts.normalised import Normalised
 from .metrics import Scores
 from .provenance import origin, process_memory
 from .result import DomainResult, Result
-from .stream import Scenario, Stream
+from .stream import SampledDomain, Scenario, Stream
 
 __all__ = ["BatchResult", "accuracy_of", "check_labels", "evaluate", "run", "start_result"]
 
@@ -91,7 +91,7 @@ def evaluate(
         if batch.probe:
             result.domains[-1].clean_accuracy = meter.scores.score
         else:
-            result.domains.append(meter.finish(batch.domain))
+            result.domains.append(meter.finish(batch.domain, scenario.domains[len(result.domains)]))
             meter.add_bins(result.bins)
             if scenario.clean_between is None:
                 result.domains[-1].clean_accuracy = result.clean_before if adapter.episodic else probe(clean)
@@ -162,7 +162,7 @@ class _DomainMeter:
         on_batch(batch, self._shown)
         self._since = time.perf_counter()
 
-    def finish(self, name: str) -> DomainResult:
+    def finish(self, name: str, domain: Stream) -> DomainResult:
         """Return the domain's numbers."""
         device = self.adapter.device
         self.adapter.settle()
@@ -183,6 +183,7 @@ class _DomainMeter:
             seconds=self.seconds,
             gpu_memory=self.memory.peak,
             process_memory=process_memory(),
+            skipped=domain.left_out(self.images) if isinstance(domain, SampledDomain) else None,
         )
 
     def add_bins(self, bins: dict[str, list[float]]) -> None:

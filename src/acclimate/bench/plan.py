@@ -22,7 +22,18 @@ from .scenarios import SCENARIOS
 
 __all__ = ["PROTOCOL", "SHARED", "Job", "Plan", "PlanError", "combine", "read_config", "read_overrides"]
 
-PROTOCOL = ("data", "scenario", "severity", "shifts", "batch_size", "images", "probe", "precision", "rounds")
+PROTOCOL = (
+    "data",
+    "scenario",
+    "severity",
+    "shifts",
+    "batch_size",
+    "images",
+    "probe",
+    "precision",
+    "rounds",
+    "skip_broken",
+)
 """Fields that must be equal for results to be compared."""
 
 SHARED = ("source", "source_images", "probe_images", "preset")
@@ -125,6 +136,9 @@ class Plan:
     )
     workers: int = _option(0, "Processes that read images.", least=0, usual="0; most cores on a GPU")
     cache: str | None = _option(None, "Folder for decoded images, so that each file is decoded only once.")
+    skip_broken: bool = _option(
+        False, "Leave out images that cannot be read, and count them; otherwise the first one stops the run."
+    )
     rounds: int = _option(10, "Rounds of the scenario `rounds`.", least=1)
 
     def __post_init__(self) -> None:
@@ -138,6 +152,8 @@ class Plan:
             self._check(each.metadata["name"] or each.name, getattr(self, each.name), each.metadata)
         self._check("method", self.overrides, {"choices": METHODS, "least": None})
         self._check_overrides()
+        if not isinstance(self.skip_broken, bool):
+            raise PlanError(f"skip_broken={self.skip_broken!r}: expected true or false")
         if not self.methods or not self.seeds:
             raise PlanError("a plan needs at least one method and one seed")
 
@@ -189,7 +205,8 @@ class Plan:
     def protocol(self) -> dict[str, Any]:
         """The fields that must be equal for results to be compared."""
         whole = self.as_dict()
-        return {name: whole[name] for name in PROTOCOL if name != "rounds" or self.scenario == "rounds"}
+        idle = {"rounds": self.scenario != "rounds", "skip_broken": not self.skip_broken}
+        return {name: whole[name] for name in PROTOCOL if not idle.get(name)}
 
     def arguments(self, job: Job) -> dict[str, Any]:
         """Return the arguments of a job's method: settings that all methods share, and its own overrides."""

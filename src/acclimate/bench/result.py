@@ -52,6 +52,8 @@ class DomainResult:
     """Mean intersection over union of a segmenter; its accuracy and ECE count pixels."""
     iou: list[float | None] | None = None
     """IoU of each class; None for a class that was neither present nor predicted."""
+    skipped: int | None = None
+    """Broken images that were left out; None if they would have stopped the run."""
 
     @property
     def score(self) -> float:
@@ -168,6 +170,11 @@ class Result:
         return max((d.gpu_memory for d in self.domains if d.gpu_memory is not None), default=None)
 
     @property
+    def skipped(self) -> int:
+        """Broken images that were left out."""
+        return sum(d.skipped or 0 for d in self.domains)
+
+    @property
     def label(self) -> str:
         """The method, with its own arguments."""
         own = [f"{name}={value}" for name, value in self.arguments.items() if name not in SHARED]
@@ -188,7 +195,7 @@ class Result:
             return asdict(self)
         whole = ("accuracy", "ece", "clean_after", "seconds", "forwards", "backwards", "images_per_second")
         means = ("adaptive_ece", "nll", "brier", "aurc", "kept", "miou")
-        summary = {name: getattr(self, name) for name in (*whole, "gpu_memory")}
+        summary = {name: getattr(self, name) for name in (*whole, "gpu_memory", *(["skipped"] if self.skipped else []))}
         return {"summary": summary | {name: self._mean(name) for name in means}, **asdict(self)}
 
     def compact(self) -> dict[str, Any]:

@@ -65,7 +65,8 @@ class ResultFolder:
         if before is None:
             return
         found, mine = before.as_dict(), self.plan.as_dict()
-        if differs := [key for key in ("model", "preset", *self.plan.protocol) if found[key] != mine[key]]:
+        keys = ("model", "preset", *before.protocol, *self.plan.protocol)
+        if differs := [key for key in keys if found[key] != mine[key]]:
             raise PlanError(
                 f"{self.path} holds results of another plan ({differs[0]} was {found[differs[0]]!r}, and is "
                 f"{mine[differs[0]]!r} now): choose another --out"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,8 +25,9 @@ from ..checks import read_logits
 from ..core.adapter import Adapter
 from ..core.options import FEW_CLASSES
 from ..data import open_suite
-from ..data.decoded import DecodedSuite
-from ..data.types import Suite
+from ..data.decoded import Decoded, DecodedSuite
+from ..data.folders import unread_files
+from ..data.types import ImageSet, Suite
 from ..methods import METHODS
 from .evaluate import BatchResult, check_labels, evaluate, start_result
 from .networks import Loaded, load_network
@@ -46,6 +47,8 @@ class Run:
         self.plan, self.like = plan, like
         self.folder = ResultFolder(out, plan)
         self._scenarios: dict[int, Scenario] = {}
+        self.broken: dict[Path, str] = {}
+        """Files that were left out so far, with the reason."""
 
     @cached_property
     def network(self) -> Loaded:
@@ -104,7 +107,8 @@ class Run:
         return replace(everything, picks=everything.picks[-plan.source_images :])
 
     def _loading(self, seed: int) -> dict[str, Any]:
-        return {"batch_size": self.plan.batch_size, "seed": seed, "workers": self.plan.workers}
+        broken = self.broken if self.plan.skip_broken else None
+        return {"batch_size": self.plan.batch_size, "seed": seed, "workers": self.plan.workers, "broken": broken}
 
     def adapter(self, job: Job, *, source_images: int | None = None) -> Adapter:
         """Return a job's method around the source network; `source_images` limits those for the Fisher importance."""
@@ -185,7 +189,15 @@ class Run:
                 f"{self.family}'s hyper-parameters are for 1,000 classes, and the network has {classes}: also "
                 f"try --preset {other}"
             )
+        if unread := unread_files(self._image_sets()):
+            found.append(unread)
         return found
+
+    def _image_sets(self) -> Iterator[ImageSet]:
+        """Yield the images of the stream."""
+        for domain in self.scenario(self.plan.seeds[0]).domains:
+            for part in domain.parts if isinstance(domain, SampledDomain) else ():
+                yield part.images.images if isinstance(part.images, Decoded) else part.images
 
     def unfit(self) -> dict[str, str]:
         """Return the methods of the plan that cannot run here, with the reason."""

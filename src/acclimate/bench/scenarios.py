@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,12 +34,23 @@ __all__ = [
 
 
 def sample_domain(
-    name: str, part: Part, *, batch_size: int = 64, images: int | None = None, seed: int = 0, workers: int = 0
+    name: str,
+    part: Part,
+    *,
+    batch_size: int = 64,
+    images: int | None = None,
+    seed: int = 0,
+    workers: int = 0,
+    broken: dict[Path, str] | None = None,
 ) -> SampledDomain:
-    """Return a domain of one part, shuffled by `seed` unless the part is ordered; `images` cuts it short."""
+    """Return a domain of one part, shuffled by `seed` unless the part is ordered; `images` cuts it short.
+
+    With a dict `broken`, broken files are left out and noted there.
+    """
     shuffled = torch.randperm(len(part.images), generator=Generator().manual_seed(seed)).tolist()
     order = range(len(part.images)) if part.ordered else shuffled
-    return SampledDomain(name, [part], [(0, index) for index in order[:images]], batch_size, seed, workers)
+    picks = [(0, index) for index in order[:images]]
+    return SampledDomain(name, [part], picks, batch_size, seed, workers, broken=broken)
 
 
 def lifelong(
@@ -50,13 +62,12 @@ def lifelong(
     images: int | None = None,
     seed: int = 0,
     workers: int = 0,
+    broken: dict[Path, str] | None = None,
 ) -> Scenario:
     """One shift after another, without a reset."""
+    how: dict[str, Any] = {"batch_size": batch_size, "images": images, "seed": seed, "workers": workers}
     domains = [
-        sample_domain(
-            shift, suite.part(shift, severity), batch_size=batch_size, images=images, seed=seed, workers=workers
-        )
-        for shift in _chosen(suite, shifts)
+        sample_domain(shift, suite.part(shift, severity), broken=broken, **how) for shift in _chosen(suite, shifts)
     ]
     return Scenario("lifelong", domains)
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from ..data.types import Part, Rows
+from ..data.types import BrokenImageError, DataError, Part, Rows
 
 __all__ = ["Batches", "Domain", "SampledDomain", "Scenario", "Stream"]
 
@@ -90,18 +91,20 @@ class SampledDomain:
     workers: int = 0
     round: int = 1
     """Which visit to this domain this is, counting from 1."""
+    broken: dict[Path, str] | None = None
+    """Where broken files are noted with the reason, and left out of their batch; None raises an error instead."""
 
     def on(self, device: torch.device | str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches, read on demand."""
         device = torch.device(device)
         loader = DataLoader(
-            _Picked(self.parts, self.picks),
+            _Picked(self.parts, self.picks, skip_broken=self.broken is not None),
             batch_size=self.batch_size,
             num_workers=self.workers,
             pin_memory=device.type == "cuda",
-            collate_fn=_collate,
+            collate_fn=_as_it_is,
         )
-        for index, (x, y, chosen) in enumerate(_moved(loader, device)):
+        for index, (x, y, chosen) in enumerate(_moved(self._readable(loader), device)):
             moved = _floating(x)
             for number in sorted(set(chosen)):
                 change = self.parts[number].change
@@ -114,6 +117,25 @@ class SampledDomain:
                         moved[rows] = change(moved[rows], generator)
             yield moved, y
 
+    def left_out(self, read: int) -> int | None:
+        """Return how many images were left out if `read` were read; None if broken ones are not left out."""
+        return None if self.broken is None else len(self.picks) - read
+
+    def _readable(self, batches: Iterable[_Batch | DataError]) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
+        """Yield what was read. Raise an error of a worker here, where it has no traceback of the worker."""
+        empty = True
+        for batch in batches:
+            if isinstance(batch, DataError):
+                raise batch
+            if self.broken is not None:
+                self.broken.update(batch.broken)
+            if batch.parts:
+                empty = False
+                yield batch.x, batch.y, batch.parts
+        if empty and self.broken:
+            path, reason = next(iter(self.broken.items()))
+            raise DataError(f"{self.name}: no image can be read, such as {path} ({reason})")
+
     def _seed(self, batch: int, part: int) -> int:
         name = self.name.removesuffix(f", round {self.round}")  # the same images in each round
         return zlib.crc32(f"{self.seed} {name} {batch} {part}".encode())
@@ -122,46 +144,74 @@ class SampledDomain:
         return -(-len(self.picks) // self.batch_size)
 
 
-class _Picked(Dataset[tuple[Tensor, "int | Tensor", int]]):
-    def __init__(self, parts: Sequence[Part], picks: Sequence[tuple[int, int]]) -> None:
-        self.parts, self.picks = parts, picks
-
-    def __len__(self) -> int:
-        return len(self.picks)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int | Tensor, int]:
-        part, image = self.picks[index]
-        x, y = self.parts[part].images[image]
-        return x, y, part
-
-    def __getitems__(self, indices: Sequence[int]) -> Sequence[tuple[Tensor, int | Tensor, int]] | _Batch:
-        """Return a whole batch, read at once where its images are in one array."""
-        parts = {self.picks[index][0] for index in indices}
-        images = self.parts[min(parts)].images
-        if len(parts) > 1 or not isinstance(images, Rows):
-            return [self[index] for index in indices]
-        return _Batch(*images.rows([self.picks[index][1] for index in indices]), [min(parts)] * len(indices))
-
-
 class _Batch(NamedTuple):
-    """Images, labels and parts."""
+    """Images, labels and parts; and the broken files that were left out, with the reason."""
 
     x: Tensor
     y: Tensor
     parts: list[int]
+    broken: dict[Path, str]
 
 
-def _collate(samples: Sequence[tuple[Tensor, int | Tensor, int]] | _Batch) -> tuple[Tensor, Tensor, list[int]]:
-    if isinstance(samples, _Batch):
-        return samples
+class _Picked(Dataset["_Batch | DataError"]):
+    def __init__(self, parts: Sequence[Part], picks: Sequence[tuple[int, int]], *, skip_broken: bool = False) -> None:
+        self.parts, self.picks, self.skip_broken = parts, picks, skip_broken
+
+    def __len__(self) -> int:
+        return len(self.picks)
+
+    def __getitem__(self, index: int) -> _Batch | DataError:
+        return self.__getitems__([index])
+
+    def __getitems__(self, indices: Sequence[int]) -> _Batch | DataError:
+        """Return a whole batch, or why there is none. A raised error would bring the traceback of its worker."""
+        picked = [self.picks[index] for index in indices]
+        try:
+            return self._rows(picked) or self._one_by_one(picked)
+        except DataError as error:
+            return error
+
+    def _rows(self, picked: Sequence[tuple[int, int]]) -> _Batch | None:
+        """Return a batch that is read at once: its images are in one array, and none is broken."""
+        parts = [part for part, _ in picked]
+        images = self.parts[parts[0]].images
+        if len({*parts}) > 1 or not isinstance(images, Rows):
+            return None
+        try:
+            return _Batch(*images.rows([image for _, image in picked]), parts, {})
+        except BrokenImageError:
+            return None
+
+    def _one_by_one(self, picked: Sequence[tuple[int, int]]) -> _Batch:
+        samples: list[_Sample] = []
+        broken: dict[Path, str] = {}
+        for part, image in picked:
+            try:
+                samples.append((*self.parts[part].images[image], part))
+            except BrokenImageError as error:  # noqa: PERF203
+                if not self.skip_broken:
+                    raise
+                broken[error.path] = error.reason
+        return _collate(samples, broken) if samples else _Batch(torch.empty(0), torch.empty(0), [], broken)
+
+
+_Sample: TypeAlias = "tuple[Tensor, int | Tensor, int]"
+"""An image, its label or labels, and its part."""
+
+
+def _collate(samples: Sequence[_Sample], broken: dict[Path, str]) -> _Batch:
     images, labels, parts = zip(*samples, strict=True)
     if len({image.shape for image in images}) > 1:
         sizes = " and ".join(sorted({f"{image.shape[-1]}×{image.shape[-2]}" for image in images})[:2])
-        raise ValueError(f"images of {sizes} pixels cannot be one batch: give the network a crop (Preprocess)")
+        raise DataError(f"images of {sizes} pixels cannot be one batch: give the network a crop (Preprocess)")
     if len({label.shape for label in labels if isinstance(label, Tensor)}) > 1:
-        raise ValueError("labels of different sizes cannot be one batch: take one image at a time (batch size 1)")
+        raise DataError("labels of different sizes cannot be one batch: take one image at a time (batch size 1)")
     y = torch.stack([label if isinstance(label, Tensor) else torch.tensor(label) for label in labels])
-    return default_collate([*images]), y, list(parts)  # in a worker, straight into shared memory
+    return _Batch(default_collate([*images]), y, list(parts), broken)  # in a worker, straight into shared memory
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def _moved(

@@ -20,7 +20,8 @@ from ..bench.run import Run
 from ..bench.scenarios import SCENARIOS
 from ..bench.tables import FORMATS, differences, paper_table
 from ..checks import no_such
-from ..data import SUITES
+from ..data import SUITES, open_suite
+from ..data.folders import Preprocess
 from ..methods import METHODS
 
 try:
@@ -29,7 +30,17 @@ try:
 
     from .options import plan_options
     from .paper import paper
-    from .terminal import EXPECTED, RESUMES, carry_out, console, one_line_errors, print_table, say, show_plan
+    from .terminal import (
+        EXPECTED,
+        RESUMES,
+        carry_out,
+        console,
+        one_line_errors,
+        print_table,
+        progress_bars,
+        say,
+        show_plan,
+    )
 except ImportError as error:
     sys.exit(f"the command line needs an extra ({error.name} is missing): pip install 'acclimate[bench]'")
 
@@ -179,7 +190,35 @@ def run(
         with locked(out):
             results = carry_out([job])
     print_table(job.title, results)
+    if skipped := max(result.skipped for result in results):
+        say(f"[yellow]{skipped} broken images were left out[/]; `acclimate scan {escape(job.plan.data)}` lists them")
     say(f"\nResults: [bold]{out}[/]; `acclimate table {out}` shows every domain")
+
+
+@app.command("scan")
+@plan_options("severity", "shifts", "workers")
+def scan_files(
+    options: dict[str, Any],
+    data: Annotated[str, typer.Argument(help="A data set of image files, named as for --data.")],
+) -> None:
+    """Read every image of a data set, and list broken files with the reason. The exit code is 1 if there are any."""
+    from ..data.scan import image_files, scan
+
+    workers = options.pop("workers", 0)
+    with one_line_errors("cannot scan"):
+        files = image_files(open_suite(data, Preprocess()), **options)
+        broken = []
+        with progress_bars() as progress:
+            task = progress.add_task("scan", total=len(files), note="")
+            for path, reason in scan(files, workers):
+                if reason is not None:
+                    broken.append(f"{path}: {reason}")
+                progress.update(task, advance=1, note=f"{len(broken)} broken")
+    for line in broken:
+        typer.echo(line)
+    say(f"{len(broken)} of {len(files):,} files are broken", errors=True)
+    if broken:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -60,7 +60,8 @@ def plan_options(
 def _option(field: Field[Any], about: str | None, usual: str | None) -> Any:
     described = field.metadata
     choices = f" One of {', '.join(described['choices'])}." if described["choices"] and field.name != "methods" else ""
-    default = described["usual"] or (str(field.default) if isinstance(field.default, (str, int)) else False)
+    shown = isinstance(field.default, (str, int)) and not isinstance(field.default, bool)
+    default = described["usual"] or (str(field.default) if shown else False)
     return typer.Option(
         f"--{(described['name'] or field.name).replace('_', '-')}",
         min=described["least"],

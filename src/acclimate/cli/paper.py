@@ -48,7 +48,7 @@ def list_recipes() -> None:
 @paper.command("run")
 @plan_options(
     *("data", "source", "seeds", "images", "probe_images", "batch_size", "rounds"),
-    *("device", "engine", "precision", "workers", "cache"),
+    *("device", "engine", "precision", "workers", "cache", "skip_broken"),
     about={"data": "Data for the scale, such as imagenet-c:FOLDER,CLEAN.", "rounds": "Rounds of the recipe acdc."},
     usual={
         "data": "",

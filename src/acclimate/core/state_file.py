@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
@@ -64,9 +65,10 @@ def read(path: str | Path, *, method: str, model: str) -> tuple[Snapshot, str]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"no adapter state at {path}")
     try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        content = Path(path).read_bytes()  # once: `safe_open` opens a path twice and may mix two states
+        tensors = load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        metadata = header.get("__metadata__", {})
     except SafetensorError as error:
         raise StateError(f"{path} is damaged or no safetensors file: {error}") from error
     if metadata.get("format") != _FORMAT:

@@ -25,7 +25,7 @@ from .types import DataError, Part, Suite
 
 __all__ = ["Decoded", "DecodedSuite", "NoRoomError"]
 
-_FORMAT = 1  # increase when `read_image` returns other pixels for the same file
+_FORMAT = 2  # increase when `read_image` returns other pixels for the same file
 
 
 class NoRoomError(OSError):
@@ -123,7 +123,7 @@ def _fingerprint(images: ImageFolder) -> str:
     if preprocess.resize is None:
         preprocess = Preprocess(crop=preprocess.crop)  # the other fields make no difference
     decoder = f"{_FORMAT} {pillow} {features.version('libjpeg_turbo')}"
-    digest = hashlib.sha256(f"{decoder} {preprocess} {images.root.resolve()}".encode())
+    digest = hashlib.sha256(f"{decoder} {preprocess} {images.upright} {images.root.resolve()}".encode())
     for path in images.paths:
         stat = path.stat()
         digest.update(f"\n{path.parent.name}/{path.name} {stat.st_size} {stat.st_mtime_ns}".encode())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +15,18 @@ import torch
 from torch import Tensor
 
 from .classes import class_folders
-from .types import DataError
+from .types import BrokenImageError, DataError, ImageSet
 
-__all__ = ["SUFFIXES", "ImageFolder", "Preprocess", "Tensors", "existing_folder", "read_image"]
+__all__ = [
+    "SUFFIXES",
+    "ImageFolder",
+    "Preprocess",
+    "Tensors",
+    "existing_folder",
+    "naming_broken_files",
+    "read_image",
+    "unread_files",
+]
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
 
@@ -32,18 +44,26 @@ class Preprocess:
     squash: bool = False
 
 
-def read_image(path: Path, preprocess: Preprocess) -> Tensor:
-    """Return an image file as uint8 (3, H, W)."""
+def read_image(path: Path, preprocess: Preprocess, *, upright: bool = True) -> Tensor:
+    """Return an image file as uint8 (3, H, W).
+
+    Palettes, grey levels and CMYK become RGB as Pillow converts them, and alpha is dropped. 16-bit grey levels are
+    scaled by 65535. Floating-point pixels must be in [0, 1]. Of several frames the first is read.
+
+    Args:
+        path: the file.
+        preprocess: how to resize and crop.
+        upright: turn the image as its EXIF orientation says.
+    """
     try:
         from PIL import Image
     except ImportError as error:
         raise ImportError("reading images needs Pillow: pip install 'acclimate[bench]'") from error
-    try:
-        with Image.open(path) as opened:
-            opened.load()
-            picture = opened if opened.mode == "RGB" else _eight_bits(opened).convert("RGB")
-    except (OSError, SyntaxError) as error:
-        raise DataError(f"{path} cannot be read ({error}). Fetch it again, or remove it") from error
+    with naming_broken_files(path), Image.open(path) as opened:
+        opened.load()
+        picture = opened if opened.mode == "RGB" else _rgb(path, opened)
+        if upright and "exif" in opened.info:
+            picture = _turned(picture, opened)
     if preprocess.resize is not None:
         picture = picture.resize(
             _resized(picture.size, preprocess), getattr(Image.Resampling, preprocess.interpolation.upper())
@@ -66,13 +86,67 @@ def _resized(size: tuple[int, int], preprocess: Preprocess) -> tuple[int, int]:
     return (wanted, int(wanted * height / width)) if width <= height else (int(wanted * width / height), wanted)
 
 
-def _eight_bits(picture: Any) -> Any:
-    """Reduce 16-bit grey levels to 8 bits. Pillow's own conversion would clip them."""
-    if not picture.mode.startswith("I"):
-        return picture
+@contextmanager
+def naming_broken_files(path: Path) -> Iterator[None]:
+    """Raise what a decoder raises, which may be anything, as one line that names the file.
+
+    Only a file with wrong content is broken. One that is absent or not readable may be there tomorrow.
+    """
+    try:
+        yield
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise DataError(f"{path} cannot be read ({error.strerror})") from error
+        unknown = type(error).__name__ == "UnidentifiedImageError"  # its message repeats the path
+        said = "not an image, or of an unknown format" if unknown else " ".join(str(error).split())
+        raise BrokenImageError(path, said or type(error).__name__) from error
+
+
+def _rgb(path: Path, picture: Any) -> Any:
+    """Convert to RGB. Pillow's own conversion would clip more than 8 bits."""
     from PIL import Image
 
-    return Image.fromarray((np.asarray(picture).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    mode, grey = picture.mode, None
+    if mode.startswith("I;16") or (mode == "I" and picture.format != "TIFF"):  # up to 65535 in PNG and PPM
+        grey = (np.asarray(picture).astype(np.int64) + 128) // 257
+    elif mode == "I":
+        raise BrokenImageError(path, "32-bit or signed integers, whose range is unknown; expected 8 or 16 bits")
+    elif mode == "F":
+        pixels = np.asarray(picture)
+        low, high = pixels.min(), pixels.max()
+        if not (low >= 0 and high <= 1):
+            raise BrokenImageError(path, f"floating-point pixels from {low:g} to {high:g}; expected 0 to 1")
+        grey = (255 * pixels).round()
+    if grey is not None:
+        picture = Image.fromarray(grey.clip(0, 255).astype(np.uint8))
+    elif "transparency" in picture.info and mode == "P":
+        picture = picture.convert("RGBA")  # Pillow warns otherwise
+    return picture.convert("RGB")
+
+
+def _turned(picture: Any, opened: Any) -> Any:
+    """Turn a picture as the EXIF orientation of its file says. Damaged EXIF data says nothing."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            orientation = opened.getexif().get(0x0112)
+        except Exception:  # any, as the data may be anything
+            orientation = None
+    turn = Image.Transpose
+    turns = {
+        2: turn.FLIP_LEFT_RIGHT,
+        3: turn.ROTATE_180,
+        4: turn.FLIP_TOP_BOTTOM,
+        5: turn.TRANSPOSE,
+        6: turn.ROTATE_270,
+        7: turn.TRANSVERSE,
+        8: turn.ROTATE_90,
+    }
+    return picture.transpose(turns[orientation]) if orientation in turns else picture
 
 
 def existing_folder(root: Path, what: str) -> Path:
@@ -106,6 +180,8 @@ class ImageFolder:
     Published layouts, which have `classes` folders, count them in alphabetical order. Elsewhere `indices`, a JSON file
     {"folder": index}, says which folder is which, or the file `classes.json` in the root, or the folders' names if
     they are numbers; else the order counts as well.
+
+    `unread` counts the other files there by their suffix: formats that are not supported, such as GIF.
     """
 
     def __init__(
@@ -117,8 +193,9 @@ class ImageFolder:
         classes: int | None = None,
         each: int | None = None,
         indices: Path | str | None = None,
+        upright: bool = True,
     ) -> None:
-        self.root, self.preprocess = Path(root), preprocess or Preprocess()
+        self.root, self.preprocess, self.upright = Path(root), preprocess or Preprocess(), upright
         folders = _class_folders(self.root, what, classes)
         self.classes = [path.name for path in folders]
         given = None if indices is None else Path(indices)
@@ -126,17 +203,22 @@ class ImageFolder:
         labels = range(len(folders)) if self.folders is None else self.folders.indices
         self.paths: list[Path] = []
         self.labels: list[int] = []
+        self.unread: Counter[str] = Counter()
         for label, path in zip(labels, folders, strict=True):
-            images = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and p.name[0] != ".")
+            visible = [p for p in path.iterdir() if p.name[0] != "."]
+            images = sorted(p for p in visible if p.suffix.lower() in SUFFIXES)
+            others = Counter(p.suffix.lower() or "without suffix" for p in visible if p.suffix.lower() not in SUFFIXES)
             if not images:
-                raise DataError(f"{what}: {path} has no image: only partly unpacked?")
+                hint = f"only {_counts(others)}, which are not read" if others else "only partly unpacked?"
+                raise DataError(f"{what}: {path} has no image: {hint}")
+            self.unread += others
             if each is not None and len(images) != each:
                 raise DataError(f"{what}: {path} has {len(images)} images, expected {each}: only partly unpacked?")
             self.paths += images
             self.labels += [label] * len(images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return read_image(self.paths[index], self.preprocess), self.labels[index]
+        return read_image(self.paths[index], self.preprocess, upright=self.upright), self.labels[index]
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -145,6 +227,19 @@ class ImageFolder:
         """Keep only these images, and return self."""
         self.paths, self.labels = [self.paths[i] for i in indices], [self.labels[i] for i in indices]
         return self
+
+
+def unread_files(sets: Iterable[ImageSet]) -> str | None:
+    """Return one line on the files in class folders that are not read, or None."""
+    found = {images.root: images.unread for images in sets if isinstance(images, ImageFolder)}
+    total = sum(found.values(), Counter[str]())
+    if not total:
+        return None
+    return f"not read in class folders: {_counts(total)}; images end with {', '.join(sorted(SUFFIXES))}"
+
+
+def _counts(files: Counter[str]) -> str:
+    return ", ".join(f"{count} {suffix}" for suffix, count in files.most_common())
 
 
 class Tensors:

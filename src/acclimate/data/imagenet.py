@@ -1,4 +1,7 @@
-"""ImageNet's validation set, ImageNet-C and ImageNet-R in their published layouts."""
+"""ImageNet's validation set, ImageNet-C and ImageNet-R in their published layouts.
+
+Images are not turned by their EXIF orientation: the published accuracies are from readers that do not.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,8 @@ class ImageNet(Suite):
 
     def clean(self) -> Part:
         """Return all images."""
-        return Part(ImageFolder(self.root, self.preprocess, what="ImageNet", classes=1000 if self.whole else None))
+        classes = 1000 if self.whole else None
+        return Part(ImageFolder(self.root, self.preprocess, what="ImageNet", classes=classes, upright=False))
 
     def part(self, shift: str, severity: int) -> Part:  # noqa: ARG002
         """Return all images: there is no shifted version."""
@@ -92,9 +96,9 @@ class ImageNetC(Suite):
 
     def _read(self, shift: str, severity: int) -> Part:
         root = self.root / shift / str(severity)
-        each = 50 if self.whole else None
+        classes, each = (1000, 50) if self.whole else (None, None)
         crop_only = replace(self.preprocess, resize=None)
-        images = ImageFolder(root, crop_only, what="ImageNet-C", classes=1000 if self.whole else None, each=each)
+        images = ImageFolder(root, crop_only, what="ImageNet-C", classes=classes, each=each, upright=False)
         return Part(_fixed_subset(images, self.each))
 
     def clean(self) -> Part:
@@ -141,7 +145,8 @@ class ImageNetR(Suite):
         """Return all images."""
         if shift not in self.shifts:
             raise DataError(f"ImageNet-R has no {shift!r}, only {self.shifts[0]!r}")
-        return Part(ImageFolder(self.root, self.preprocess, what="ImageNet-R", classes=200 if self.whole else None))
+        classes = 200 if self.whole else None
+        return Part(ImageFolder(self.root, self.preprocess, what="ImageNet-R", classes=classes, upright=False))
 
     def clean(self) -> Part:
         """Raise: there are no clean images."""

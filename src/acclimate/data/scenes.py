@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from .corruptions import BENCHMARK, EXTRA
-from .folders import SUFFIXES, Preprocess, existing_folder, read_image
+from .folders import SUFFIXES, Preprocess, existing_folder, naming_broken_files, read_image
 from .types import IGNORE, DataError, Part, Suite
 from .weather import WEATHER, weather
 
@@ -78,7 +78,7 @@ class Scenes:
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         image, labels = self.pairs[index]
-        return read_image(image, self.preprocess), read_labels(labels)
+        return read_image(image, self.preprocess, upright=False), read_labels(labels)  # labels are not turned
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -88,13 +88,10 @@ def read_labels(path: Path) -> Tensor:
     """Return train ids (H, W) as uint8, 255 for pixels that are not scored. Ids of labelIds files are translated."""
     from PIL import Image
 
-    try:
-        with Image.open(path) as opened:
-            if opened.mode not in ("L", "P", "1"):
-                raise DataError(f"{path} has {opened.mode} pixels: expected a PNG with one class number per pixel")
-            labels = torch.from_numpy(np.array(opened, dtype=np.uint8))
-    except (OSError, SyntaxError) as error:
-        raise DataError(f"{path} cannot be read ({error}). Fetch it again, or remove it") from error
+    with naming_broken_files(path), Image.open(path) as opened:
+        if opened.mode not in ("L", "P", "1"):
+            raise DataError(f"{path} has {opened.mode} pixels: expected a PNG with one class number per pixel")
+        labels = torch.from_numpy(np.array(opened, dtype=np.uint8))
     return _TRAIN_IDS[labels.long()] if path.stem.endswith("_labelIds") else labels
 
 

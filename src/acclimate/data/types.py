@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from torch import Generator, Tensor
 
-__all__ = ["IGNORE", "Change", "DataError", "ImageSet", "Part", "Rows", "Suite"]
+__all__ = ["IGNORE", "BrokenImageError", "Change", "DataError", "ImageSet", "Part", "Rows", "Suite"]
 
 IGNORE = 255
 """The label of pixels that are not scored."""
@@ -20,6 +21,17 @@ Change: TypeAlias = Callable[[Tensor, Generator], Tensor]
 
 class DataError(ValueError):
     """The data is missing, incomplete or unreadable. The message says what to do."""
+
+
+class BrokenImageError(DataError):
+    """A file that is no image, is damaged, or has pixels whose range is unknown. A stream can leave it out."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return f"{self.path} cannot be read ({self.reason}). Fetch it again, remove it, or use --skip-broken"
 
 
 class ImageSet(Protocol):

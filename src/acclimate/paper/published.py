@@ -105,7 +105,12 @@ def notes_beside(recipe: str, ours: Table) -> str:
 def rows_for(result: Result) -> list[PaperRow]:
     """Return the lines with a result's setting: data, scenario, severity, all images, and network."""
     protocol, model = result.protocol, result.model.lower()
-    if protocol["images"] is not None or protocol["shifts"] is not None or protocol.get("rounds") not in (None, 10):
+    if (
+        result.skipped
+        or protocol["images"] is not None
+        or protocol["shifts"] is not None
+        or protocol.get("rounds") not in (None, 10)
+    ):
         return []
     network = next((known for part, known in _NETWORKS.items() if part in model), "")
     data = protocol["data"].partition(":")[0]
