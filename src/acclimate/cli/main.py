@@ -18,6 +18,7 @@ from ..bench.run import Run
 from ..bench.scenarios import SCENARIOS
 from ..bench.tables import FORMATS, differences, paper_table
 from ..data import SUITES
+from ..extras import install_command
 from ..methods import METHODS
 
 try:
@@ -28,7 +29,7 @@ try:
     from .paper import paper
     from .terminal import EXPECTED, carry_out, console, one_line_errors, print_table, say, show_plan
 except ImportError as error:
-    sys.exit(f"the command line needs an extra ({error.name} is missing): pip install 'acclimate[bench]'")
+    sys.exit(f"the command line needs an extra ({error.name} is missing): {install_command('bench')}")
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..extras import install_command
 from .types import DataError
 
 __all__ = ["SUFFIXES", "ImageFolder", "Preprocess", "Tensors", "existing_folder", "read_image"]
@@ -36,7 +37,7 @@ def read_image(path: Path, preprocess: Preprocess) -> Tensor:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError("reading images needs Pillow: pip install 'acclimate[bench]'") from error
+        raise ImportError(f"reading images needs Pillow: {install_command('bench')}") from error
     try:
         with Image.open(path) as opened:
             opened.load()

@@ -4,7 +4,7 @@
     view = AugMix()(x, generator)         # MEMO: another mixture for each image
 
 Any callable of (images, generator) that returns images of the same shape can replace them. Colour operations need
-kornia: pip install 'acclimate[augment]'.
+kornia, which the extra `augment` installs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from ..extras import install_command
 from .randomness import on_device
 
 __all__ = ["AugMix", "Augment", "Views", "check_can_augment", "mean_over_views", "several", "views_of_each"]
@@ -36,7 +37,7 @@ def _kornia(part: str) -> Any:
         return import_module(f"kornia.{part}")
     except ImportError as error:
         raise ImportError(
-            "augmented views need kornia: pip install 'acclimate[augment]', or pass augment= a callable of (images, "
+            f"augmented views need kornia: {install_command('augment')}; or pass augment=, a callable of (images, "
             "generator)"
         ) from error
 
