@@ -50,6 +50,7 @@ COLOURS = {
 }
 
 _MOST_NAMES = 36  # of domains along an axis
+_NAMES = 0.9  # their height, in inches
 
 
 def _colour(result: Result) -> str:
@@ -58,12 +59,12 @@ def _colour(result: Result) -> str:
 
 
 def _axes(height: float, results: Sequence[Result]) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(9, max(height, _legend_height(results))), layout="constrained")
+    figure = Figure(figsize=(9, max(height, _NAMES + _legend_height(results))), layout="constrained")
     return figure, figure.add_subplot()
 
 
 def _legend_height(results: Sequence[Result]) -> float:
-    """In inches."""
+    """Return the height of a legend, in inches."""
     return 0.2 + 0.215 * len(results)
 
 
@@ -85,7 +86,7 @@ def _legend(axes: Axes) -> None:
 def along(groups: Sequence[Sequence[Result]], name: Literal["score", "ece"] = "score") -> Figure:
     """Plot a number per domain, in the order of the stream; one panel per group of results."""
     heights = [max(2.6, _legend_height(results)) for results in groups]
-    figure = Figure(figsize=(9, 0.9 + sum(heights)), layout="constrained")
+    figure = Figure(figsize=(9, _NAMES + sum(heights)), layout="constrained")
     for axes, results in zip(figure.subplots(len(groups), 1, sharex=True, squeeze=False)[:, 0], groups, strict=True):
         lines = [[getattr(domain, name) for domain in result.domains] for result in results]
         _plot(axes, results, lines, [domain.name for domain in results[0].domains])
