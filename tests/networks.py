@@ -66,6 +66,47 @@ class TinyViT(nn.Module):
         return self.head(self.norm(self.blocks(self.patches(x).flatten(2).mT)).mean(1))
 
 
+class Residual(nn.Module):
+    def __init__(self, *branch: nn.Module) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(*branch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.branch(x)
+
+
+class SignalNet(nn.Module):
+    """A residual classifier of signals (B, 3, L), with BatchNorm1d after convolutions or LayerNorm over channels."""
+
+    def __init__(self, *, layer_norm: bool, width: int = 8) -> None:
+        super().__init__()
+        self.stem = nn.Conv1d(3, width, 3, stride=2, padding=1)
+        self.blocks = nn.Sequential(*(self._block(width, layer_norm=layer_norm) for _ in range(2)))
+        self.head = nn.Linear(width, CLASSES)
+        self.channels_last = layer_norm
+
+    @staticmethod
+    def _block(width: int, *, layer_norm: bool) -> nn.Module:
+        if layer_norm:
+            return Residual(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
+        return Residual(nn.Conv1d(width, width, 3, padding=1), nn.BatchNorm1d(width), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x)
+        y = self.blocks(y.mT) if self.channels_last else self.blocks(y).mT
+        return self.head(y.mean(1))
+
+
+class FeatureNet(nn.Sequential):
+    """A residual classifier of feature vectors (B, F)."""
+
+    def __init__(self, features: int = 16, width: int = 8) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Linear(features, width), nn.BatchNorm1d(width))
+        self.blocks = nn.Sequential(*(Residual(nn.Linear(width, width), nn.BatchNorm1d(width)) for _ in range(2)))
+        self.head = nn.Linear(width, CLASSES)
+
+
 def batch_norm(width: int) -> nn.Module:
     return nn.BatchNorm2d(width)
 
@@ -81,6 +122,13 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
     "seg": lambda: ConvNet(batch_norm, dense=True),
 }
 
+NOT_IMAGES: dict[str, tuple[Callable[[], nn.Module], Callable[[Tensor], Tensor]]] = {
+    "signals, BatchNorm1d": (lambda: SignalNet(layer_norm=False), lambda x: x.mean(2)),
+    "signals, LayerNorm": (lambda: SignalNet(layer_norm=True), lambda x: x.mean(2)),
+    "features, BatchNorm1d": (FeatureNet, lambda x: x.mean((1, 2))),
+}
+"""Networks for other inputs than images, and what makes such inputs of images."""
+
 
 def make(family: str, seed: int = 0) -> nn.Module:
     return copy.deepcopy(_made(family, seed))
@@ -91,17 +139,18 @@ def _made(family: str, seed: int) -> nn.Module:
     """A network with settled statistics, unlike ones at initialisation, and logits spread enough to be selected."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = FAMILIES[family]()
+        build, of_images = NOT_IMAGES.get(family) or (FAMILIES[family], lambda x: x)
+        model = build()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
             model.train()
             for seed in range(40):
-                model(images(16, seed))
+                model(of_images(images(16, seed)))
             model.eval()
             weight, bias = list(model.parameters())[-2:]
             for _ in range(2):  # spread the logits over the classes: entropies then lie on both sides of E0
-                logits = model(images(64)).movedim(1, -1).flatten(0, -2)
+                logits = model(of_images(images(64))).movedim(1, -1).flatten(0, -2)
                 spread = 3 / logits.std(0)
                 weight.mul_(spread.view(-1, *[1] * (weight.dim() - 1)))
                 bias.mul_(spread).sub_(logits.mean(0) * spread)

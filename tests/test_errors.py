@@ -92,6 +92,7 @@ def test_logits_in_an_attribute_are_found() -> None:
         (torch.zeros(0, 3, 16, 16), ValueError, "the batch is empty"),
         (torch.zeros(4, 3, 16, 16, dtype=torch.uint8), TypeError, "expected floating-point images, got torch.uint8"),
         ([1, 2], TypeError, "expected a batch of images as a torch.Tensor, got list"),
+        ((torch.zeros(4, 3, 16, 16), torch.zeros(4)), TypeError, "got tuple.* pass x alone"),
         (torch.zeros(5), ValueError, "add the batch dimension"),
         (torch.zeros(4, 5, 16, 16), ValueError, r"the model failed on a batch of shape \(4, 5, 16, 16\)"),
         (torch.zeros(3, 16, 16), ValueError, r"\(3, 16, 16\)"),

@@ -19,14 +19,15 @@ BELOW = {
     "files": (),
     "functional": (),
     "checks": (),
-    "parts": ("functional", "checks"),
+    "extras": (),
+    "parts": ("functional", "checks", "extras"),
     "engine": ("functional", "checks", "parts"),
     "core": ("_version", "files", "functional", "checks", "parts", "engine"),
     "methods": ("functional", "checks", "parts", "engine", "core"),
-    "data": ("files", "functional", "checks", "parts", "core"),
+    "data": ("files", "functional", "checks", "extras", "parts", "core"),
     "bench": ("_version", "files", "functional", "checks", "parts", "engine", "core", "methods", "data"),
     "paper": ("files", "functional", "checks", "parts", "engine", "core", "methods", "data", "bench"),
-    "cli": ("_version", "files", "checks", "engine", "core", "methods", "data", "bench", "paper"),
+    "cli": ("_version", "files", "checks", "extras", "engine", "core", "methods", "data", "bench", "paper"),
 }
 """What each room may import, also for types and inside functions. The package itself re-exports, and may import all."""
 

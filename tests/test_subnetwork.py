@@ -55,6 +55,8 @@ def torchvision_convnext() -> nn.Module:
 SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32, "image_size": 64}
 STAGES = {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 2, 1, 1]}
 SWIN = {"embed_dim": 16, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 2, 4], "image_size": 64, "window_size": 2}
+TIMM_DINO = {"img_size": 64, "patch_size": 16, "depth": 3, "embed_dim": 48, "num_heads": 2}
+HF_DINO = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 64, "patch_size": 16}
 
 FAMILIES: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and how many branches there are
     "timm resnet, basic": (lambda: timm_model("resnet10t"), 4),
@@ -64,6 +66,8 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and how many bra
     "timm regnet": (lambda: timm_model("regnetx_002"), 13),
     "timm vit": (lambda: timm_model("test_vit", img_size=64), 12),
     "timm deit": (lambda: timm_model("deit_tiny_patch16_224", img_size=64, depth=3, embed_dim=48), 6),
+    "timm dinov2": (lambda: timm_model("vit_small_patch14_reg4_dinov2", **TIMM_DINO), 6),
+    "timm dinov2, giant": (lambda: timm_model("vit_giant_patch14_dinov2", **TIMM_DINO), 6),
     "timm convnext": (lambda: timm_model("test_convnext"), 9),
     "timm swin": (
         lambda: timm_model(
@@ -91,6 +95,15 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and how many bra
     ),
     "torchvision efficientnet": (torchvision_efficientnet, 4),
     "transformers vit": (lambda: transformers_model("ViT", "ImageClassification", **SIZES), 6),
+    "transformers dinov2": (lambda: transformers_model("Dinov2", "ImageClassification", **HF_DINO), 6),
+    "transformers dinov2, giant": (
+        lambda: transformers_model("Dinov2", "ImageClassification", **HF_DINO, use_swiglu_ffn=True, drop_path_rate=0.3),
+        6,
+    ),
+    "transformers dinov2 with registers": (
+        lambda: transformers_model("Dinov2WithRegisters", "ImageClassification", **HF_DINO),
+        6,
+    ),
     "transformers segformer": (
         lambda: transformers_model(
             "Segformer",

@@ -29,7 +29,9 @@ class DivergenceError(ValueError):
 def check_images(x: object, device: torch.device) -> Tensor:
     """Return `x` if it is a batch of images on the device, else raise."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"expected a batch of images as a torch.Tensor, got {type(x).__name__}")
+        hint = ": of a pair (x, y) pass x alone, of a list of images pass torch.stack(images)"
+        remedy = hint if isinstance(x, (tuple, list)) else ""
+        raise TypeError(f"expected a batch of images as a torch.Tensor, got {type(x).__name__}{remedy}")
     if not x.is_floating_point():
         raise TypeError(f"expected floating-point images, got {x.dtype}: convert them, such as x.float() / 255")
     if x.dim() < 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import Any, Literal
 
 import matplotlib as mpl
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 from torch import Tensor
 
 from ..data.scenes import CITYSCAPES
@@ -29,39 +31,49 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "svg.fonttype": "none",
 }
+# mid-tones, so that lines are readable on white and on a dark page
 COLOURS = {
     "Source": "#8a8f98",
     "BNAdapt": "#4c78a8",
     "Tent": "#e07b39",
     "MEMO": "#72b7b2",
     "CoTTA": "#9d755d",
-    "SAR": "#2f4b7c",
+    "SAR": "#3d5fc4",
     "ROID": "#f28cb1",
     "RDumb": "#7a9a01",
-    "TEA": "#6b4c9a",
+    "TEA": "#8463c4",
     "DAT": "#17807e",
     "ETA": "#b279a2",
     "EATA": "#54a24b",
-    "ETAC": "#eeca3b",
+    "ETAC": "#cfa81e",
     "EATAC": "#d64550",
 }
+
+_MOST_NAMES = 36  # of domains along an axis
+_NAMES = 0.9  # their height, in inches
 
 
 def _colour(result: Result) -> str:
     """A method has the same colour in every figure."""
-    return COLOURS.get(result.method, "#222222")
+    return COLOURS.get(result.method, "#808080")
 
 
-def _axes(height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(9, height), layout="constrained")
+def _axes(height: float, results: Sequence[Result]) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(9, max(height, _NAMES + _legend_height(results))), layout="constrained")
     return figure, figure.add_subplot()
+
+
+def _legend_height(results: Sequence[Result]) -> float:
+    """Return the height of a legend, in inches."""
+    return 0.2 + 0.215 * len(results)
 
 
 def _plot(axes: Axes, results: Sequence[Result], values: Sequence[Sequence[float]], names: Sequence[str]) -> None:
     for result, line in zip(results, values, strict=True):
         shown = [100 * v for v in line]
         axes.plot(range(len(line)), shown, "o-", ms=4, lw=1.8, color=_colour(result), label=result.method)
-    axes.set_xticks(range(len(names)), [n.replace("_", " ") for n in names], rotation=40, ha="right")
+    ticks = range(0, len(names), -(-len(names) // _MOST_NAMES))
+    axes.set_xticks(ticks, [names[i].replace("_", " ") for i in ticks], rotation=40, ha="right")
     axes.set_ylabel(f"{results[0].score_name} (%)")
     _legend(axes)
 
@@ -73,7 +85,8 @@ def _legend(axes: Axes) -> None:
 @mpl.rc_context(STYLE)
 def along(groups: Sequence[Sequence[Result]], name: Literal["score", "ece"] = "score") -> Figure:
     """Plot a number per domain, in the order of the stream; one panel per group of results."""
-    figure = Figure(figsize=(9, 0.9 + 2.6 * len(groups)), layout="constrained")
+    heights = [max(2.6, _legend_height(results)) for results in groups]
+    figure = Figure(figsize=(9, _NAMES + sum(heights)), layout="constrained")
     for axes, results in zip(figure.subplots(len(groups), 1, sharex=True, squeeze=False)[:, 0], groups, strict=True):
         lines = [[getattr(domain, name) for domain in result.domains] for result in results]
         _plot(axes, results, lines, [domain.name for domain in results[0].domains])
@@ -86,12 +99,15 @@ def along(groups: Sequence[Sequence[Result]], name: Literal["score", "ece"] = "s
 @mpl.rc_context(STYLE)
 def cost(results: Sequence[Result]) -> Figure:
     """Plot accuracy, or mIoU, against passes per sample: up and to the left is better."""
-    figure, ax = _axes(3.6)
+    figure, ax = _axes(3.6, results)
     for result in results:
         samples = sum(domain.images for domain in result.domains)
         passes = (result.forwards + (result.backward_passes() or 0)) / samples
         ax.scatter(passes, 100 * result.score, s=60, color=_colour(result), label=result.method, zorder=3)
     ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter(lambda passes, _: f"{passes:,g}")
+    ax.xaxis.set_minor_locator(NullLocator())
     ax.set(xlabel="forward and backward passes per sample", ylabel=f"{results[0].score_name} (%)")
     ax.set_title(f"Cost against {results[0].score_name}")
     _legend(ax)
@@ -101,7 +117,7 @@ def cost(results: Sequence[Result]) -> Figure:
 @mpl.rc_context(STYLE)
 def forgetting(results: Sequence[Result]) -> Figure:
     """Plot the accuracy on clean images, probed before the stream and after each domain."""
-    figure, ax = _axes(3.4)
+    figure, ax = _axes(3.4, results)
     lines = [[r.clean_before or 0.0, *(d.clean_accuracy or 0.0 for d in r.domains)] for r in results]
     _plot(ax, results, lines, ["before", *(d.name for d in results[0].domains)])
     ax.set_title("Clean images: what adaptation forgets")
@@ -111,7 +127,7 @@ def forgetting(results: Sequence[Result]) -> Figure:
 
 
 @mpl.rc_context(STYLE)
-def reliability(results: Sequence[Result], columns: int = 7) -> Figure:
+def reliability(results: Sequence[Result], columns: int = 5) -> Figure:
     """Plot how often predictions of each confidence are right; a calibrated method lies on the diagonal."""
     columns = min(columns, len(results))
     lines = -(-len(results) // columns)
@@ -123,7 +139,7 @@ def reliability(results: Sequence[Result], columns: int = 7) -> Figure:
         centres = [width * (i + 0.5) for i in range(len(count))]
         share = (correct / count.clamp(min=1)).tolist()
         ax.bar(centres, share, width=0.92 * width, color=_colour(result), alpha=0.85)
-        ax.plot([0, 1], [0, 1], "--", color="#444", lw=1)
+        ax.plot([0, 1], [0, 1], "--", color="#808080", lw=1)
         ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
         ax.set_title(f"{result.method}\nECE {100 * result.ece:.1f}", fontsize=10)
         if place % columns == 0:
@@ -135,12 +151,13 @@ def reliability(results: Sequence[Result], columns: int = 7) -> Figure:
 
 @mpl.rc_context(STYLE | {"axes.grid": False, "axes.spines.left": False, "axes.spines.bottom": False})
 def examples(pictures: Sequence[tuple[str, Tensor]], gap: int = 2) -> Figure:
-    """Show a few images of each domain, one row per domain."""
-    height, columns = pictures[0][1].shape[-2] + gap, len(pictures[0][1])
-    rows = [F.pad(images, (0, gap, 0, gap), value=1.0).movedim(0, 2).flatten(2, 3) for _, images in pictures]
+    """Show a few images of each domain, one row per domain; what is between and after them is transparent."""
+    columns = max(len(images) for _, images in pictures)
+    height = pictures[0][1].shape[-2] + gap
+    rows = [_row(images, columns, gap) for _, images in pictures]
     figure = Figure(figsize=(1.2 + 0.55 * columns, 0.55 * len(pictures)), layout="constrained")
     ax = figure.add_subplot()
-    ax.imshow(torch.cat(rows, 1).movedim(0, -1).cpu().numpy(), cmap="gray", vmin=0, vmax=1)
+    ax.imshow(torch.cat(rows, 1).movedim(0, -1).cpu().numpy())
     ax.set_xticks([])
     middles = [height * (i + 0.5) for i in range(len(pictures))]
     ax.set_yticks(middles, [name.replace("_", " ") for name, _ in pictures])
@@ -148,12 +165,20 @@ def examples(pictures: Sequence[tuple[str, Tensor]], gap: int = 2) -> Figure:
     return figure
 
 
+def _row(images: Tensor, columns: int, gap: int) -> Tensor:
+    """Return images side by side as one RGBA image."""
+    colours = images.clamp(0, 1).expand(-1, 3, -1, -1)
+    opaque = torch.cat([colours, torch.ones_like(colours[:, :1])], 1)
+    return F.pad(opaque, (0, gap, 0, gap, 0, 0, 0, columns - len(images))).movedim(0, 2).flatten(2, 3)
+
+
 @mpl.rc_context(STYLE | {"axes.grid": False, "axes.spines.left": False, "axes.spines.bottom": False})
 def scenes(rows: Sequence[tuple[str, Sequence[tuple[str, Tensor]]]]) -> Figure:
     """Show street scenes: one row per domain, with images (3, H, W) and labels (H, W) in its columns."""
     columns = len(rows[0][1])
     height, width = rows[0][1][0][1].shape[-2:]
-    figure = Figure(figsize=(2.4 * columns, 2.4 * len(rows) * height / width + 0.3), layout="constrained")
+    high = 2.4 * height / width
+    figure = Figure(figsize=(2.4 * columns, high * len(rows) + 0.3), layout="constrained")
     axes = figure.subplots(len(rows), columns, squeeze=False)
     for place, (line, (name, pictures)) in enumerate(zip(axes, rows, strict=True)):
         for ax, (title, picture) in zip(line, pictures, strict=True):
@@ -161,7 +186,7 @@ def scenes(rows: Sequence[tuple[str, Sequence[tuple[str, Tensor]]]]) -> Figure:
             ax.set(xticks=[], yticks=[])
             if place == 0:
                 ax.set_title(title)
-        line[0].set_ylabel(name)
+        line[0].set_ylabel(fill(name, max(4, int(9 * high))))  # letters per inch, with a margin
     return figure
 
 

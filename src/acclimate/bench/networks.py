@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -114,7 +115,7 @@ def _torchvision(name: str, weights: Path | None, given: Normalisation | None) -
 
 
 def _hugging_face(name: str, weights: Path | None, given: Normalisation | None) -> Loaded:
-    transformers = _library("transformers")
+    transformers = _library("transformers", "AutoImageProcessor")
     if weights is not None:
         raise NetworkError("hf: takes a name or a folder in the hub's format, not a file of weights")
     try:
@@ -263,12 +264,30 @@ def _interpolation(name: str) -> Literal["bilinear", "bicubic"]:
     return "bicubic" if name == "bicubic" else "bilinear"
 
 
-def _library(module: str) -> Any:
+def _library(module: str, *names: str) -> Any:
+    """Import a module; `names` are those of its objects that it imports when they are first used."""
     try:
-        return importlib.import_module(module)
+        library = importlib.import_module(module)
+        for name in names:
+            getattr(library, name)
     except (ImportError, RuntimeError) as error:  # a torchvision built for another torch raises the latter
-        package = module.split(".")[0]
-        raise NetworkError(f"{package} cannot be imported ({error}): install a build of it for this torch") from error
+        package = module.partition(".")[0]
+        raise NetworkError(f"{package} cannot be imported: {_import_remedy(error, package)}") from error
+    return library
+
+
+def _import_remedy(error: BaseException, package: str) -> str:
+    """Name the package to install: the missing one, or the one in which the import failed first."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"{error}; pip install {error.name.partition('.')[0]}"
+    through = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(error.__traceback__)]
+    failed = next((name for name in reversed(through) if name in _PACKAGES), package)
+    return f"{error}; install a build of {failed} for torch {torch.__version__}"
+
+
+_PACKAGES = ("torchvision", "timm", "transformers")
 
 
 def _shape_of(content: dict[str, Tensor]) -> dict[str, Any]:

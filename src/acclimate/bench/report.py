@@ -11,7 +11,6 @@ from itertools import islice
 from pathlib import Path
 from string import Template
 
-import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from . import figures
 from .plan import Job
 from .result import Result
 from .run import Run
-from .tables import as_html, differences, summary_table
+from .tables import as_html, best_cells, differences, in_table_order, summary_table
 
 __all__ = ["scene_pictures", "selection_pictures", "write_demo", "write_report"]
 
@@ -80,9 +79,10 @@ def write_demo(out: Path, results: Sequence[Result], run: Run, command: str) -> 
 
 
 def _by_model(results: Sequence[Result]) -> dict[str, list[Result]]:
-    groups: dict[str, list[Result]] = {}
-    for result in results:
-        groups.setdefault(result.model, []).append(result)
+    """Return the results of each network, in table order."""
+    groups: dict[str, list[Result]] = {result.model: [] for result in results}
+    for result in in_table_order(results):
+        groups[result.model].append(result)
     return groups
 
 
@@ -121,7 +121,7 @@ def selection_pictures(run: Run, batches: int = 4, most: int = 10) -> tuple[str,
                 return None
             kept, removed = x[keep][:most].cpu(), x[~keep][:most].cpu()
             if len(kept) and len(removed):
-                found = (type(adapter).__name__, _padded(kept, most), _padded(removed, most))
+                found = (type(adapter).__name__, kept, removed)
     finally:
         adapter.reset()
     return found
@@ -149,10 +149,6 @@ def scene_pictures(run: Run, batches: int = 4) -> tuple[str, list[tuple[str, lis
     return METHODS[method].__name__, [*seen.items()]
 
 
-def _padded(images: Tensor, count: int) -> Tensor:
-    return torch.cat([images, images.new_ones(count - len(images), *images.shape[1:])])
-
-
 def _write(path: Path, title: str, lead: str, sections: Sequence[Section]) -> None:
     results = [result for section in sections for result in section.results]
     origin = ", ".join(f"{key} {value}" for key, value in results[0].origin.items() if value)
@@ -167,19 +163,28 @@ def _write(path: Path, title: str, lead: str, sections: Sequence[Section]) -> No
 
 
 def _section(section: Section) -> str:
-    table = f'<div class="table">{as_html(*summary_table(section.results))}</div>\n' if section.results else ""
     shown = "".join(
-        f"<figure>{_svg(figure)}<figcaption>{html.escape(caption)}</figcaption></figure>\n"
+        f'<figure><div class="wide">{_svg(figure)}</div><figcaption>{html.escape(caption)}</figcaption></figure>\n'
         for caption, figure in section.figures
     )
-    return f"<h2>{html.escape(section.title)}</h2>\n{table}{shown}"
+    return f"<h2>{html.escape(section.title)}</h2>\n{_table(section.results)}{shown}"
+
+
+def _table(results: Sequence[Result]) -> str:
+    if not results:
+        return ""
+    header, rows = summary_table(results)
+    best = best_cells(header, rows)
+    legend = '<p class="note">Bold: the best value of a column, or all that tie.</p>\n' if best else ""
+    return f'<div class="wide">{as_html(header, rows, best)}</div>\n{legend}'
 
 
 def _svg(figure: Figure) -> str:
+    """Return a figure that takes the page's colours: transparent, and what is black has the colour of the text."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
     text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    return text[text.index("<svg") :].replace("#000000", "currentColor")
 
 
 _PAGE = """<!doctype html>
@@ -188,20 +193,26 @@ _PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>$title</title>
 <style>
-  body { font: 16px/1.55 system-ui, sans-serif; color: #1c2330; background: #fff; max-width: 60rem; margin: 2.5rem auto;
-         padding: 0 1.2rem; }
+  :root { color-scheme: light dark; --text: #1c2330; --soft: #4a5568; --rule: #e3e7ee; --page: #fff; }
+  @media (prefers-color-scheme: dark) {
+    :root { --text: #e4e8ef; --soft: #a3adbd; --rule: #333c4a; --page: #14181f; }
+  }
+  body { font: 16px/1.55 system-ui, sans-serif; color: var(--text); background: var(--page); max-width: 60rem;
+         margin: 2.5rem auto; padding: 0 1.2rem; }
   h1 { font-size: 1.7rem; margin-bottom: .3rem; }
-  .lead { color: #4a5568; margin-top: 0; }
-  .table { overflow-x: auto; }
-  table { border-collapse: collapse; width: 100%; margin: 1.5rem 0; font-variant-numeric: tabular-nums; }
-  th, td { text-align: right; padding: .45rem .7rem; border-bottom: 1px solid #e3e7ee; white-space: nowrap; }
-  th { color: #4a5568; font-weight: 600; border-bottom: 2px solid #c5cddb; }
-  th:first-child, td:first-child { text-align: left; font-weight: 600; }
+  .lead { color: var(--soft); margin-top: 0; }
+  .wide { overflow-x: auto; }
+  table { border-collapse: collapse; width: 100%; margin: 1.5rem 0 .5rem; font-variant-numeric: tabular-nums; }
+  th, td { text-align: right; padding: .45rem .7rem; border-bottom: 1px solid var(--rule); white-space: nowrap; }
+  th { color: var(--soft); font-weight: 600; border-bottom-width: 2px; }
+  th:first-child, td:first-child { text-align: left; }
   figure { margin: 2rem 0; }
-  figure svg { width: 100%; height: auto; }
-  figcaption { color: #4a5568; font-size: .92rem; }
+  figure svg { max-width: max(100%, 36rem); height: auto; fill: currentColor; }
+  figcaption, .note { color: var(--soft); font-size: .92rem; }
+  .note { margin-top: 0; }
   code { font-size: .82rem; overflow-wrap: anywhere; }
-  footer { color: #6b7688; font-size: .85rem; border-top: 1px solid #e3e7ee; margin-top: 2.5rem; padding-top: 1rem; }
+  footer { color: var(--soft); font-size: .85rem; border-top: 1px solid var(--rule); margin-top: 2.5rem;
+           padding-top: 1rem; }
 </style>
 <h1>$title</h1>
 <p class="lead">$lead</p>

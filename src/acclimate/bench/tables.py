@@ -7,7 +7,8 @@ import html
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from statistics import mean, stdev
 from typing import Any, TypeAlias
 
@@ -23,7 +24,9 @@ __all__ = [
     "as_json",
     "as_latex",
     "as_markdown",
+    "best_cells",
     "differences",
+    "in_table_order",
     "mean_and_deviation",
     "paper_table",
     "passes_per_domain",
@@ -86,14 +89,11 @@ def paper_table(results: Sequence[Result], *, every: bool = False, count: Count 
     header = ["Method", "", *(_ROUND.sub(r"\2: \1", name.replace("_", " ")) for name in names)]
     header += ["Avg.", "#Forwards", "#Backwards"]
     rows = []
-    groups: dict[str, list[Result]] = {}
-    order = [method.__name__ for method in METHODS.values()]
-    for result in sorted(results, key=lambda result: order.index(result.method)):
-        groups.setdefault(result.setting, []).append(result)
+    groups = _by_setting(results)
     counts = {result.protocol["images"] for result in results}
     most = None if None in counts else max(counts)
     several = len({result.model for result in results}) > 1
-    for runs in groups.values():
+    for runs in groups:
         label = runs[0].label + (f", {runs[0].model}" if several else "")
         if (images := runs[0].protocol["images"]) != most:
             label += f", {images:,} images"
@@ -110,24 +110,68 @@ def paper_table(results: Sequence[Result], *, every: bool = False, count: Count 
 
 
 def summary_table(results: Sequence[Result]) -> Table:
-    """Return one row per result: score, ECE, passes, clean score before and after, seconds."""
+    """Return score, ECE, passes, clean score before and after, and seconds of each method; means over several seeds."""
 
-    def percent(value: float | None) -> str:
-        return "–" if value is None else f"{100 * value:.1f}"
+    def percent(values: Sequence[float | None]) -> str:
+        return mean_and_deviation([None if value is None else 100 * value for value in values])
 
+    def passes(values: Sequence[int | None]) -> str:
+        return mean_and_deviation(values, ",.0f").partition(" ")[0]
+
+    groups = _by_setting(results)
+    repeated = {name for name, count in Counter(runs[0].method for runs in groups).items() if count > 1}
     score = "acc %" if any(result.miou is None for result in results) else "mIoU %"
     header = ["method", score, "ECE %", "forwards", "backwards", "clean before", "clean after", "seconds"]
     rows = [
         [
-            result.method,
-            *map(percent, (result.score, result.ece)),
-            *("–" if passes is None else f"{passes:,}" for passes in (result.forwards, result.backward_passes())),
-            *map(percent, (result.clean_before, result.clean_after)),
-            f"{result.seconds:.1f}",
+            runs[0].label if runs[0].method in repeated else runs[0].method,
+            percent([run.score for run in runs]),
+            percent([run.ece for run in runs]),
+            passes([run.forwards for run in runs]),
+            passes([run.backward_passes() for run in runs]),
+            percent([run.clean_before for run in runs]),
+            percent([run.clean_after for run in runs]),
+            f"{mean(run.seconds for run in runs):.1f}",
         ]
-        for result in results
+        for runs in groups
     ]
     return header, rows
+
+
+def in_table_order(results: Sequence[Result]) -> list[Result]:
+    """Return results in the order of `METHODS`; those of one method keep theirs."""
+    order = [method.__name__ for method in METHODS.values()]
+    return sorted(results, key=lambda result: order.index(result.method))
+
+
+def _by_setting(results: Sequence[Result]) -> list[list[Result]]:
+    """Return the seeds of each setting together, in table order."""
+    groups: dict[str, list[Result]] = {}
+    for result in in_table_order(results):
+        groups.setdefault(result.setting, []).append(result)
+    return [*groups.values()]
+
+
+_BEST: dict[str, Callable[[Sequence[float]], float]] = {
+    "acc %": max,
+    "mIoU %": max,
+    "ECE %": min,
+    "clean after": max,
+}
+"""Columns in which one direction is better. Passes and seconds are not among them: not adapting is always cheapest."""
+
+
+def best_cells(header: Sequence[str], rows: Sequence[Sequence[str]]) -> set[tuple[int, int]]:
+    """Return row and column of the best values as they are shown: all of a tie, but none where all rows are equal."""
+    found = set()
+    for column, name in enumerate(header):
+        if name not in _BEST:
+            continue
+        values = {i: float(row[column].split()[0]) for i, row in enumerate(rows) if row[column][0].isdigit()}
+        if len({*values.values()}) > 1:
+            best = _BEST[name]([*values.values()])
+            found |= {(row, column) for row, value in values.items() if value == best}
+    return found
 
 
 _ROUND = re.compile(r"(.*), round (\d+)")
@@ -177,14 +221,18 @@ def as_latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([f"\\begin{{tabular}}{{{columns}}}", *rule, "\\end{tabular}"]) + "\n"
 
 
-def as_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write an HTML table."""
+def as_html(
+    header: Sequence[str], rows: Sequence[Sequence[str]], strong: Collection[tuple[int, int]] = frozenset()
+) -> str:
+    """Write an HTML table; the cells in `strong`, by row and column, are emphasised."""
 
-    def line(tag: str, cells: Sequence[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>\n"
+    def line(cells: Sequence[str], row: int) -> str:
+        shown = [html.escape(cell) for cell in cells]
+        return "".join(f"<td>{f'<strong>{c}</strong>' if (row, i) in strong else c}</td>" for i, c in enumerate(shown))
 
-    body = "".join(line("td", row) for row in rows)
-    return f"<table><thead>{line('th', header)}</thead>\n<tbody>\n{body}</tbody></table>\n"
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
+    body = "".join(f"<tr>{line(cells, row)}</tr>\n" for row, cells in enumerate(rows))
+    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>\n"
 
 
 def as_json(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

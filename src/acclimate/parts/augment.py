@@ -4,7 +4,7 @@
     view = AugMix()(x, generator)         # MEMO: another mixture for each image
 
 Any callable of (images, generator) that returns images of the same shape can replace them. Colour operations need
-kornia: pip install 'acclimate[augment]'.
+kornia, which the extra `augment` installs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from ..extras import install_command
 from .randomness import on_device
 
-__all__ = ["AugMix", "Augment", "Views", "mean_over_views", "several", "views_of_each"]
+__all__ = ["AugMix", "Augment", "Views", "check_can_augment", "mean_over_views", "several", "views_of_each"]
 
 Augment: TypeAlias = Callable[[Tensor, Generator], Tensor]
 """Returns a view of each image, sampled with the generator."""
@@ -36,7 +37,7 @@ def _kornia(part: str) -> Any:
         return import_module(f"kornia.{part}")
     except ImportError as error:
         raise ImportError(
-            "augmented views need kornia: pip install 'acclimate[augment]', or pass augment= a callable of (images, "
+            f"augmented views need kornia: {install_command('augment')}; or pass augment=, a callable of (images, "
             "generator)"
         ) from error
 
@@ -98,6 +99,16 @@ class Views:
         zoom = _uniform(0.9, 1.1, generator)
         sigma = _uniform(0.001, 0.5, generator) if self.blur else 0.0
         return Warp(angle, (shift[0], shift[1]), zoom, sigma, float(torch.rand((), generator=generator)) < 0.5)
+
+
+def check_can_augment(augment: Augment, x: Tensor, method: str) -> None:
+    """Raise if the augmentation is one of ours, and x is not a batch of images."""
+    if type(augment).__call__ in (Views.__call__, AugMix.__call__) and x.dim() != 4:
+        raise ValueError(
+            f"{method} makes views of images: expected shape (B, C, H, W), got {tuple(x.shape)}. Pass augment=, a "
+            "function of (batch, generator) that returns a view of each sample, or use a method without views, such as "
+            "EATA"
+        )
 
 
 def several(augment: Augment, x: Tensor, count: int, generator: Generator) -> Tensor:

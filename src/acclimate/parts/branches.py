@@ -76,6 +76,8 @@ _BLOCKS: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
         ("layernorm_before attention", "layernorm_after mlp"),
         ("layernorm_before attention", "layernorm_after intermediate output.dense"),
     ),
+    ("transformers", "Dinov2Layer"): (("norm1 attention layer_scale1", "norm2 mlp layer_scale2"),),
+    ("transformers", "Dinov2WithRegistersLayer"): (("norm1 attention layer_scale1", "norm2 mlp layer_scale2"),),
     ("transformers", "SegformerLayer"): (
         ("layernorm_before attention", "layernorm_after mlp"),
         ("layer_norm_1 attention", "layer_norm_2 mlp"),
