@@ -217,7 +217,7 @@ def scan_files(
                 progress.update(task, advance=1, note=f"{len(broken)} broken")
     for line in broken:
         typer.echo(line)
-    say(f"{len(broken)} of {len(files):,} files are broken", errors=True)
+    say(f"{len(broken)} of {len(files):,} files are broken")
     if broken:
         raise typer.Exit(1)
 
