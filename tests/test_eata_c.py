@@ -362,3 +362,10 @@ def test_bad_use() -> None:
         ETAC(make("bn"), branches=BRANCHES["bn"], divergence="js")
     with pytest.raises(ValueError, match="EATAC: beta=50 pulls towards the source"):
         EATAC(make("bn"), branches=BRANCHES["bn"])
+
+
+@pytest.mark.parametrize("name", ["seed", "margin", "epsilon", "fisher", "branches", "blocks"])
+def test_arguments_of_the_build_cannot_be_set_later(name: str) -> None:
+    adapter = ETAC(make("bn"), branches=BRANCHES["bn"])
+    with pytest.raises(AttributeError, match="build another one"):
+        setattr(adapter, name, None)

@@ -1,4 +1,4 @@
-"""Two processes on one folder of results: one writes, the other is told so."""
+"""Two processes on one folder of results: one writes, the other gets a clear error."""
 
 from __future__ import annotations
 

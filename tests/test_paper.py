@@ -109,6 +109,10 @@ def test_a_recipe_writes_numbers_tables_and_figures(name: str, tmp_path: Path) -
     table = [line for line in (tmp_path / f"{name}.md").read_text().splitlines() if line.startswith("|")]
     assert len(table) > 2
     assert len({line.count("|") for line in table}) == 1
+    if name == "held-out":  # in per cent
+        shown = [float(row.split(" | ")[2]) for row in table[2:]]
+        cases = (case["results"][0]["measured"]["accuracy"] for case in numbers["cases"])
+        assert shown == [pytest.approx(100 * value, abs=0.06) for values in cases for value in values]
     drawn = [file for file in written if file.suffix == ".svg"]
     assert bool(drawn) == (name not in ("components", "indicator", "parameters"))
     assert all("<svg" in file.read_text()[:600] for file in drawn)

@@ -64,7 +64,7 @@ def read_image(path: Path, preprocess: Preprocess, *, upright: bool = True) -> T
         opened.load()
         picture = opened if opened.mode == "RGB" else _rgb(path, opened)
         if upright and "exif" in opened.info:
-            picture = _turned(picture, opened)
+            picture = _turned(picture)
     if preprocess.resize is not None:
         picture = picture.resize(
             _resized(picture.size, preprocess), getattr(Image.Resampling, preprocess.interpolation.upper())
@@ -127,27 +127,16 @@ def _rgb(path: Path, picture: Any) -> Any:
     return picture.convert("RGB")
 
 
-def _turned(picture: Any, opened: Any) -> Any:
+def _turned(picture: Any) -> Any:
     """Turn a picture as the EXIF orientation of its file says. Damaged EXIF data says nothing."""
-    from PIL import Image
+    from PIL import ImageOps
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            orientation = opened.getexif().get(0x0112)
-        except Exception:  # any, as the data may be anything
-            orientation = None
-    turn = Image.Transpose
-    turns = {
-        2: turn.FLIP_LEFT_RIGHT,
-        3: turn.ROTATE_180,
-        4: turn.FLIP_TOP_BOTTOM,
-        5: turn.TRANSPOSE,
-        6: turn.ROTATE_270,
-        7: turn.TRANSVERSE,
-        8: turn.ROTATE_90,
-    }
-    return picture.transpose(turns[orientation]) if orientation in turns else picture
+            return ImageOps.exif_transpose(picture)
+        except Exception:  # Pillow has no common class for what damaged data may raise
+            return picture
 
 
 def existing_folder(root: Path, what: str) -> Path:
