@@ -92,7 +92,7 @@ CASES = {
         by_rows=False,
     ),
     "eta": Case(ETA, selects=True),
-    "eata": Case(EATA, _source, selects=True),
+    "eata": Case(EATA, lambda: _source() | {"beta": 50.0}, selects=True),
     "eta-c": Case(ETAC, _blocks, selects=True),
     "eata-c": Case(EATAC, lambda: _source() | _blocks(), selects=True),
 }

@@ -114,11 +114,11 @@ def test_sar_starts_over_when_the_loss_is_too_low() -> None:
         adapter(x)
         assert adapter.last.updated
         assert not changed(adapter, before)
-        assert adapter.average.isnan()
+        assert adapter.average < 0
     assert int(adapter.passes.forwards) > 4 * 8, "counters go on"
     released = SAR(make("ln"), lr=LR, floor=100.0, reset="released")
     released(stream()[0])
-    assert not released.average.isnan()
+    assert released.average >= 0
 
 
 def test_sar_counts_the_whole_batch_in_the_graph() -> None:
@@ -406,7 +406,7 @@ def test_tea_resets_its_buffer() -> None:
 
 
 def test_tea_raises_if_the_network_has_diverged() -> None:
-    adapter = TEA(make("ln"), lr=1e38, steps=1)
+    adapter = TEA(make("ln"), lr=1e30, steps=1)
     with pytest.raises(ValueError, match="NaN or infinite logits after its update: it has diverged"):
         adapter(stream()[0])
     adapter.reset()

@@ -287,13 +287,11 @@ def test_activation_checkpoints_see_the_same_statistics(reentrant: bool, trainin
         assert all(torch.equal(a, b) for a, b in zip(buffers, saving.model.buffers(), strict=True))
 
 
-@pytest.mark.parametrize("method", [Source, BNAdapt, Tent])
+@pytest.mark.parametrize("method", [Source, BNAdapt])
 def test_half_precision_networks(method: type) -> None:
-    for strategy in ("masked", "replay") if method is Tent else (None,):
-        adapter = method(make("bn").bfloat16(), **({"strategy": strategy} if strategy else {}))
-        logits = adapter(stream()[0].bfloat16())
-        assert logits.dtype == torch.float32
-        torch.testing.assert_close(logits, method(make("bn"))(stream()[0]), rtol=0.1, atol=0.5)
+    logits = method(make("bn").bfloat16())(stream()[0].bfloat16())
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, method(make("bn"))(stream()[0]), rtol=0.1, atol=0.5)
 
 
 def test_autocast_around_the_loop_uses_what_was_learned() -> None:

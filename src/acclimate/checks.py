@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
@@ -14,7 +15,9 @@ __all__ = [
     "no_such",
     "read_logits",
     "refuse_divergence",
+    "refuse_half_precision",
     "refuse_non_finite",
+    "refuse_not_a_number",
     "refuse_probabilities",
     "soundness",
 ]
@@ -104,6 +107,22 @@ def refuse_divergence(logits: Tensor) -> None:
             "the network returns NaN or infinite logits after its update: it has diverged. reset() restores the source "
             "network; a smaller lr may prevent it"
         )
+
+
+def refuse_half_precision(method: str, types: Iterable[torch.dtype]) -> None:
+    """Raise if parameters that adapt have half precision, in which most updates are too small to change them."""
+    for dtype in types:
+        if dtype in (torch.float16, torch.bfloat16):
+            raise TypeError(
+                f"{method}: parameters that adapt are {dtype}, in which most updates round to nothing. Keep the "
+                f'network in single precision, net.float(), and let the engine compute in half: precision="bf16"'
+            )
+
+
+def refuse_not_a_number(method: str, name: str, value: object) -> None:
+    """Raise if a setting is NaN."""
+    if isinstance(value, float) and math.isnan(value):
+        raise ValueError(f"{method}: {name}={value} is not a number")
 
 
 def refuse_probabilities(logits: Tensor) -> None:

@@ -26,14 +26,22 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Self
 
-from ..checks import check_images, class_index, no_such, refuse_probabilities
+from ..checks import (
+    check_images,
+    class_index,
+    no_such,
+    refuse_half_precision,
+    refuse_not_a_number,
+    refuse_probabilities,
+)
 from ..engine import Engine, Execution, Live, Output, Pass, Precision, Recorder, Runner, choose
 from ..parts.batchnorm import Mode
 from ..parts.optimizers import can_wait, start_momentum
 from ..parts.parameters import Parameters, adapted_parameters
-from .learning import forgotten, gradients_on, optimizer_step
+from .learning import finite, forgotten, gradients_on, optimizer_step
 from .options import NETWORKS, Defaults, MakeOptimizer, Presets, override
 from .prediction import STRATEGIES, Prediction, Strategy
+from .sharing import Sharing, exclusive, sharing
 from .signature import call_text
 from .snapshot import Snapshot
 from .state import State
@@ -86,6 +94,8 @@ class Adapter(nn.Module, ABC):
 
     unit_range: bool = False
     """Whether images must lie in [0, 1], as augmentations need them."""
+    frozen: bool = False
+    """Set this to True to predict without learning, until it is False again."""
 
     def __init__(
         self,
@@ -122,45 +132,57 @@ class Adapter(nn.Module, ABC):
         self.model = model
         self.statistics, self.detach_statistics, self.seed = statistics, detach_statistics, seed
         self._which = self.defaults.parameters if parameters is None else parameters
-        named = adapted_parameters(name, model, self._which)
-        self.names, self.adapted = tuple(named), tuple(named.values())
-        self._asked = engine, precision, strategy
-        self.runner = Runner(model, named, choose(engine, precision, model, self.device))
-        self.recorder = Recorder(self)
-        self.execution: Execution = Live()
-        self.strategy = self._choose_strategy(strategy)
-        self.passes = Passes().to(self.device)
-        self.generator = Generator().manual_seed(seed)
-        """The generator is on the CPU, so that random numbers are the same on every device."""
-        self.classes: Tensor | None
-        self.register_buffer("classes", class_index(classes, self.device), persistent=False)
-        self._class_list = None if classes is None else [int(c) for c in classes]
-        make = optimizer or partial(self.defaults.optimizer, lr=self.defaults.lr if lr is None else lr)
-        self.optimizer: Optimizer | None = make(list(self.adapted)) if named else None
-        start_momentum(self.optimizer)
-        self.state = State(self, {} if self.episodic else named)
+        with self.sharing.lock:
+            named = adapted_parameters(name, model, self._which)
+            refuse_half_precision(name, (p.dtype for p in named.values()))
+            self.sharing.warn_if_changed(name, model.parameters())
+            self.names, self.adapted = tuple(named), tuple(named.values())
+            self._asked = engine, precision, strategy
+            self.runner = Runner(model, named, choose(engine, precision, model, self.device))
+            self.recorder = Recorder(self)
+            self.execution: Execution = Live()
+            self.strategy = self._choose_strategy(strategy)
+            self.passes = Passes().to(self.device)
+            self.generator = Generator().manual_seed(seed)
+            """The generator is on the CPU, so that random numbers are the same on every device."""
+            self.classes: Tensor | None
+            self.register_buffer("classes", class_index(classes, self.device), persistent=False)
+            self._class_list = None if classes is None else [int(c) for c in classes]
+            make = optimizer or partial(self.defaults.optimizer, lr=self.defaults.lr if lr is None else lr)
+            self.optimizer: Optimizer | None = make(list(self.adapted)) if named else None
+            for group in [] if self.optimizer is None else self.optimizer.param_groups:
+                for key, value in group.items():
+                    refuse_not_a_number(name, key, value)
+            start_momentum(self.optimizer)
+            self.state = State(self, {} if self.episodic else named)
         self.step = Step(0)
         """The record of the current batch, which `predict`, `kept` and `update` fill."""
         self._last: Step | None = None
+        self._warned_of_drops = False
         self._trusted = False  # true once a batch has shown that the model returns logits
         self._warned_of_one = False
 
     # For users --------------------------------------------------------------------------------------------------------
 
+    @exclusive
     def forward(self, x: Tensor) -> Tensor:
-        """Predict a batch and learn from it; return logits without a graph."""
+        """Predict a batch and learn from it; return logits without a graph. While `frozen`, only predict."""
+        if self.frozen:
+            return self.predict_only(x)
         self.recorder.settle()
         x = check_images(x, self.device)
-        self.state.source()
+        self._claim()
         with self._aside(len(x)), self.learning(), self.runner.tf32():
             logits = self.adapt(x.clone() if x.is_inference() else x.detach())
             step = self.step
         step.finish(logits)
         self.passes.add(step)
         self.watch(step)
+        self._watch_drops()
         self._last = step
         return logits.detach()
 
+    @exclusive
     @torch.inference_mode(False)
     @torch.no_grad()
     def predict_only(self, x: Tensor) -> Tensor:
@@ -188,6 +210,7 @@ class Adapter(nn.Module, ABC):
             raise RuntimeError("no batch yet: `last` is the record of the last call, so run a batch first")
         return self._last
 
+    @exclusive
     @torch.inference_mode(False)
     def snapshot(self) -> Snapshot:
         """Return a copy of everything that changes between batches."""
@@ -195,22 +218,27 @@ class Adapter(nn.Module, ABC):
         self.state.source()
         return self.state.copy()
 
+    @exclusive
     @torch.inference_mode(False)
     @torch.no_grad()
     def restore(self, snapshot: Snapshot) -> None:
         """Restore a snapshot. The same batches then give the same results as before, bit for bit."""
-        self.state.source()
+        self._claim()
         self.settle(discard=True)
         self.state.restore(snapshot)
 
+    @exclusive
     def reset(self) -> None:
         """Restore the source: parameters, optimizer, the method's state, counters and generator."""
         self.restore(self.state.source())
+        self.sharing.release(self.model.parameters())
 
+    @exclusive
     def save(self, path: str | Path) -> None:
         """Write what has changed, not the network, to one safetensors file, completely or not at all."""
         self.state.save(path, self.snapshot(), call_text(self, Adapter, engine=False))
 
+    @exclusive
     def load(self, path: str | Path) -> None:
         """Continue from a saved state. A file of another model, method or version, or a damaged one, raises."""
         snapshot, call = self.state.read(path)
@@ -219,9 +247,10 @@ class Adapter(nn.Module, ABC):
         if call != own:
             warnings.warn(
                 f"{path} was saved by {call} and continues as {own}, with the optimizer's settings from the file",
-                stacklevel=2,
+                stacklevel=3,
             )
 
+    @exclusive
     def settle(self, *, discard: bool = False) -> None:
         """Raise the deferred error of an earlier batch; `discard=True` drops it."""
         self.recorder.settle(wait=True, discard=discard)
@@ -234,6 +263,11 @@ class Adapter(nn.Module, ABC):
         """The device of the network."""
         tensor = next(self.model.parameters(), next(self.model.buffers(), None))
         return torch.device("cpu") if tensor is None else tensor.device
+
+    @property
+    def sharing(self) -> Sharing:
+        """What this adapter shares with others over the same network."""
+        return sharing(self.model)
 
     @property
     def engine(self) -> Engine:
@@ -289,19 +323,30 @@ class Adapter(nn.Module, ABC):
         return self.logits(x)
 
     def update(
-        self, *, when: bool | Tensor = True, gradients: Sequence[Tensor | None] | None = None, **terms: Tensor
+        self,
+        *,
+        when: bool | Tensor = True,
+        sound: bool | Tensor = True,
+        gradients: Sequence[Tensor | None] | None = None,
+        **terms: Tensor,
     ) -> None:
         """Make one optimizer step on the sum of the loss terms, if `when` holds.
 
-        `gradients` replace those of the terms; a parameter with the gradient None does not change.
+        `gradients` replace those of the terms; a parameter with the gradient None does not change. A step whose
+        gradients are not finite, or that is not `sound`, is dropped and counted.
         """
-        when = self.execution.condition(when, can_wait=self.optimizer is None or can_wait(self.optimizer))
-        if when is False:
+        if self.optimizer is None:
+            raise TypeError(f"{type(self).__name__} was built without parameters to adapt")
+        condition = partial(self.execution.condition, can_wait=can_wait(self.optimizer))
+        if (when := condition(when)) is False:
             return
         if gradients is None:
             gradients = self.gradients(torch.stack([*terms.values()]).sum())
-        if self.optimizer is None:
-            raise TypeError(f"{type(self).__name__} was built without parameters to adapt")
+        sound = condition(finite(gradients, self.optimizer) & sound)
+        self.step.dropped = self.step.dropped + (when & (sound ^ True))
+        if sound is False:
+            return
+        when = when & sound
         optimizer_step(self.optimizer, self.adapted, gradients, when)
         self.step.taken = when
         self.step.losses = {name: term.detach() for name, term in terms.items()}
@@ -360,17 +405,37 @@ class Adapter(nn.Module, ABC):
     @contextmanager
     def _eagerly(self) -> Iterator[None]:
         """Run eager passes in the network's own precision inside the block, with gradients on."""
-        with self.learning(), self.runner.eager(), self._aside(0):
+        with self.sharing.lock, self.learning(), self.runner.eager(), self._aside(0):
             yield
+
+    def _claim(self) -> None:
+        """Check the network before it changes for the first time, and note who changes it."""
+        if self.adapted:
+            refuse_half_precision(type(self).__name__, [self.adapted[0].dtype])
+        self.state.source()
+        self.sharing.claim(type(self).__name__, self.state.parameters.values(), self.state.before.values())
+
+    def _watch_drops(self) -> None:
+        """Warn once about dropped steps."""
+        if self._warned_of_drops or not self.passes.known_drops():
+            return
+        self._warned_of_drops = True
+        warnings.warn(
+            "the gradient of a batch was NaN, infinite or too large: the batch was predicted, and its step dropped. "
+            "`passes.dropped` counts such steps. Does the network divide by zero, or take a root of it?",
+            stacklevel=5,
+        )
 
     @contextmanager
     def _aside(self, size: int) -> Iterator[None]:
-        """Run passes inside that are not part of a step: the current record does not change."""
-        step, self.step = self.step, Step(size)
-        try:
-            yield
-        finally:
-            self.step = step
+        """Run passes inside with a record of their own. If they raise, the network is as it was, and the generator."""
+        step = self.step
+        with self.runner.intact(self.generator, values=self.adapted if self.episodic else ()):
+            try:
+                self.step = Step(size)
+                yield
+            finally:
+                self.step = step
 
     def _backward_context(self) -> AbstractContextManager[object]:
         """Return the contexts of the pass that made the graph, since activation checkpoints run its forward again."""
@@ -394,7 +459,9 @@ class Adapter(nn.Module, ABC):
         return asked or ("sparse" if sparse else self.defaults.strategy)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move or cast (`to`, `cuda`, `half`, …) everything, and choose the engine for the new device."""
+        """Move or cast (`to`, `cuda`, `double`, …) everything, and choose the engine for the new device."""
+        if self.names:
+            refuse_half_precision(type(self).__name__, [fn(torch.zeros(())).dtype])
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.state.move(fn)
         engine, precision, strategy = self._asked
@@ -430,7 +497,15 @@ class Adapter(nn.Module, ABC):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.set_once and name in vars(self):
             raise AttributeError(f"{type(self).__name__}.{name} is used when the adapter is built: build another one")
+        refuse_not_a_number(type(self).__name__, name, value)
         super().__setattr__(name, value)
+
+    def load_state_dict(self, *_: Any, **__: Any) -> Any:
+        """Refuse: the tensors of a module are not all of an adapter's state."""
+        raise TypeError(
+            "a state_dict has no optimizer, no generator and not all of a method's state: use save(path) and "
+            "load(path), or snapshot() and restore(snapshot). Load weights into a network before it is wrapped"
+        )
 
     def __repr__(self) -> str:
         """Return the call that builds this adapter."""

@@ -14,7 +14,12 @@ from ..engine.execution import own_gradients
 from ..parts.copying import copy_all
 from ..parts.optimizers import only_where
 
-__all__ = ["forgotten", "gradients_on", "optimizer_step"]
+__all__ = ["finite", "forgotten", "gradients_on", "optimizer_step"]
+
+_LARGEST = 1e18
+"""Adam squares gradients: its state would overflow above this."""
+_MOST = torch.finfo(torch.float32).max / 10
+"""A parameter could overflow above this: momentum adds up to ten gradients."""
 
 
 @contextmanager
@@ -26,14 +31,24 @@ def gradients_on(
     With `parameters=False` not even those have one: a pass is then differentiated with respect to its images only.
     """
     wrong = [p for p in frozen if p.requires_grad] + [p for p in adapted if p.requires_grad != parameters]
+    flags = [p.requires_grad for p in wrong]
     with torch.inference_mode(False), torch.enable_grad():
-        for p in wrong:
-            p.requires_grad_(not p.requires_grad)
         try:
+            for p, flag in zip(wrong, flags, strict=True):
+                p.requires_grad_(not flag)
             yield
         finally:
-            for p in wrong:
-                p.requires_grad_(not p.requires_grad)
+            for p, flag in zip(wrong, flags, strict=True):
+                p.requires_grad_(flag)
+
+
+def finite(gradients: Sequence[Tensor | None], optimizer: Optimizer | None) -> Tensor:
+    """Return whether a step with these gradients leaves parameters and optimizer finite, without reading it."""
+    given = [gradient for gradient in gradients if gradient is not None]
+    if optimizer is None or not given:
+        return torch.tensor(True)
+    rates: float | Tensor = sum(group.get("lr", 0.0) for group in optimizer.param_groups)
+    return torch.stack(torch._foreach_norm(given, torch.inf)).amax() < _LARGEST / (1.0 + rates * _LARGEST / _MOST)
 
 
 def optimizer_step(

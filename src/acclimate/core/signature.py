@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 from torch.optim import Optimizer
 
 from ..engine import Engine
+from ..parts.wrappers import plain_network
 
 __all__ = ["arguments_of", "call_text"]
 
@@ -24,7 +25,8 @@ def call_text(adapter: Any, base: type, *, engine: bool) -> str:
     names = dict.fromkeys(p.name for p in own if p.kind is p.KEYWORD_ONLY and p.name not in shared)
     if "select" in names:  # the selector includes margin and epsilon
         names = {name: None for name in names if name not in ("margin", "epsilon")}
-    arguments = [type(adapter.model).__name__, *(f"{name}={_setting(adapter, name)!r}" for name in names)]
+    network = type(plain_network(adapter.model)).__name__
+    arguments = [network, *(f"{name}={_setting(adapter, name)!r}" for name in names)]
     if adapter.optimizer is not None:
         arguments.append(f"optimizer={_describe(adapter.optimizer)}")
         if adapter._which != adapter.defaults.parameters:

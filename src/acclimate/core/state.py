@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 
 from ..engine.capture import Slot
 from ..parts.copying import copies, copy_all
+from ..parts.wrappers import plain_names
 from . import state_file
 from .snapshot import Snapshot, StateError, optimizer_state, restore_optimizer
 
@@ -28,6 +30,8 @@ class State:
     def __init__(self, adapter: nn.Module, parameters: Mapping[str, Parameter]) -> None:
         self.adapter, self.parameters = adapter, parameters
         """`parameters` are those whose changes outlast a call."""
+        self.before = copies(parameters)
+        """Those parameters as they were when the adapter was built."""
         self.method = type(adapter).__name__
         self._network = {*adapter.get_submodule("model").modules()}
         self._source: Snapshot | None = None
@@ -53,9 +57,16 @@ class State:
         }
 
     def source(self) -> Snapshot:
-        """Return the state before the first batch, copied by the first call."""
+        """Return the state before the first batch, with the parameters of the time when the adapter was built."""
         if self._source is None:
-            self._source = self.copy()
+            now = (p.detach() for p in self.parameters.values())
+            if not all(torch.equal(p, before) for p, before in zip(now, self.before.values(), strict=True)):
+                warnings.warn(
+                    f"the network has changed since {self.method} was built: reset() returns to the parameters of that "
+                    "time. Load weights before you build an adapter, and give each adapter its own copy of the network",
+                    stacklevel=6,
+                )
+            self._source = self._copy(self.before)
         return self._source
 
     def source_parameters(self) -> dict[str, Tensor]:
@@ -64,14 +75,18 @@ class State:
 
     def copy(self) -> Snapshot:
         """Return a copy of the current state."""
+        return self._copy(copies(self.parameters))
+
+    def _copy(self, parameters: Mapping[str, Tensor]) -> Snapshot:
         optimizer, settings = optimizer_state(self._optimizer)
         settings["belongs"] = self.belongs
-        tensors: dict[str, Tensor] = {f"parameter/{name}": p for name, p in self.parameters.items()}
+        copied = {f"parameter/{name}": p for name, p in parameters.items()}
+        tensors: dict[str, Tensor] = {}
         for name, module, key in self.slots():
             if (value := getattr(module, key)) is not None:
                 tensors[f"state/{name}"] = value
         tensors |= {f"optimizer/{name}": t for name, t in optimizer.items()}
-        return Snapshot({**copies(tensors), "generator/state": self._generator.get_state()}, settings)
+        return Snapshot({**copied, **copies(tensors), "generator/state": self._generator.get_state()}, settings)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restore a snapshot; raise and change nothing if it does not fit."""
@@ -94,19 +109,23 @@ class State:
 
     def save(self, path: str | Path, snapshot: Snapshot, call: str) -> None:
         """Write a snapshot to a file, with the call that builds the adapter."""
+        _refuse_non_finite(snapshot, f"not saved to {path}")
         state_file.write(path, snapshot, method=self.method, call=call, model=self.fingerprint())
 
     def read(self, path: str | Path) -> tuple[Snapshot, str]:
         """Return the snapshot in a file, and the call that makes the adapter that saved it."""
-        return state_file.read(path, method=self.method, model=self.fingerprint())
+        snapshot, call = state_file.read(path, method=self.method, model=self.fingerprint())
+        _refuse_non_finite(snapshot, f"{path} was not loaded")
+        return snapshot, call
 
     def fingerprint(self) -> str:
         """Return a hash of the network as it was before any adaptation."""
         if self._fingerprint is None:
             before = self.source_parameters()
             source = {id(p): before[name] for name, p in self.parameters.items()}  # also for tied parameters
-            network = self.adapter.get_submodule("model").state_dict(keep_vars=True)
-            kept = ((name, source.get(id(t), t)) for name, t in network.items() if isinstance(t, Tensor))
+            network = self.adapter.get_submodule("model")
+            tensors, plain = network.state_dict(keep_vars=True), plain_names(network)
+            kept = ((plain(name), source.get(id(t), t)) for name, t in tensors.items() if isinstance(t, Tensor))
             self._fingerprint = state_file.fingerprint(kept)
         return self._fingerprint
 
@@ -129,8 +148,10 @@ class State:
         self._fingerprint = None
         if self._optimizer is not None:
             self._optimizer.load_state_dict(self._optimizer.state_dict())
+        self.before = {name: fn(value) for name, value in self.before.items()}
         if self._source is not None:
             moved = {n: t if n.startswith("generator/") else fn(t) for n, t in self._source.tensors.items()}
+            moved |= {f"parameter/{name}": value for name, value in self.before.items()}
             self._source = Snapshot(moved, self._source.settings)
 
     def _restore_parameters(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -170,3 +191,10 @@ class State:
                 raise StateError(f"the state belongs to a method with other settings: its {name} does not fit")
         if parts["generator"]["state"].shape != source["generator"]["state"].shape:
             raise StateError("the state's random generator is of another kind")
+
+
+def _refuse_non_finite(snapshot: Snapshot, outcome: str) -> None:
+    """Raise if a state has NaN or infinity, with which an adapter could not go on."""
+    for name, tensor in snapshot.tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise StateError(f"{outcome}: the state's {name} has NaN or infinity. reset() restores the source network")

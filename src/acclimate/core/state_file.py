@@ -20,7 +20,7 @@ from .snapshot import Snapshot, StateError
 __all__ = ["fingerprint", "read", "write"]
 
 _FORMAT = "acclimate-state"
-_VERSION = 1
+_VERSION = 2
 
 
 def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:

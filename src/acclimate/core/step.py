@@ -47,6 +47,8 @@ class Step:
     """Samples in the graph of a backward pass: the paper's count for ROID."""
     taken: bool | Tensor = False
     """Whether an update was made; a tensor if the value is only on the device."""
+    dropped: int | Tensor = 0
+    """Steps that were not made because their gradient was not finite."""
     losses: dict[str, Tensor] = field(default_factory=dict)
     """The terms of the loss, whether or not an update was made."""
     opinions: Uncertainty | None = None
@@ -65,7 +67,8 @@ class Step:
     def add(self, other: Step) -> None:
         """Add the passes of another record."""
         self.count(other.forwards, other.backwards, other.in_graph)
-        self.taken = other.taken or self.taken
+        self.dropped = self.dropped + other.dropped
+        self.taken = other.taken | self.taken
 
     def copy(self) -> Step:
         """Return a copy with tensors of its own."""
@@ -123,23 +126,37 @@ def _copy(value: Any) -> Any:
 
 
 class Passes(nn.Module):
-    """Passes per sample since the last reset: forwards, and backwards counted in both ways (see `Step`)."""
+    """Counts since the last reset: passes per sample, backwards in both ways (see `Step`), and dropped steps."""
 
     forwards: Tensor
     backwards: Tensor
     in_graph: Tensor
+    dropped: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        for name in ("forwards", "backwards", "in_graph"):
+        for name in ("forwards", "backwards", "in_graph", "dropped"):
             self.register_buffer(name, torch.zeros((), dtype=torch.int64))
+        self._report: Tensor | None = None
+        """`dropped` on the host, copied without waiting."""
 
     def add(self, step: Step) -> None:
         """Count a step."""
         self.forwards += step.forwards
         self.backwards += step.backwards
         self.in_graph += step.in_graph
+        self.dropped += step.dropped
+
+    def known_drops(self) -> int:
+        """Return how many steps were dropped, as far as the host knows without waiting for the device."""
+        if not self.dropped.is_cuda:
+            return int(self.dropped)
+        if self._report is None:
+            self._report = torch.zeros((), dtype=torch.int64, pin_memory=True)
+        known = int(self._report)
+        self._report.copy_(self.dropped, non_blocking=True)
+        return known
 
     def extra_repr(self) -> str:
-        """Show the three counts."""
-        return f"forwards={int(self.forwards)}, backwards={int(self.backwards)}, in_graph={int(self.in_graph)}"
+        """Show the counts."""
+        return ", ".join(f"{name}={int(count)}" for name, count in self.named_buffers())

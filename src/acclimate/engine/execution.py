@@ -117,9 +117,9 @@ class Live(Execution):
 def own_gradients(parameters: Sequence[Parameter]) -> Iterator[None]:
     """Clear `.grad` of the parameters inside the block, and restore the user's values at the end."""
     found = [p.grad for p in parameters]
-    for p in parameters:
-        p.grad = None
     try:
+        for p in parameters:
+            p.grad = None
         yield
     finally:
         for p, grad in zip(parameters, found, strict=True):

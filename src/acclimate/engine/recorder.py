@@ -178,9 +178,10 @@ class Recorder:
     @contextmanager
     def running(self, execution: Execution | None = None) -> Iterator[None]:
         """Run a step inside the block, perhaps with another execution, so that recorded steps stay valid."""
-        live, self._busy = self.host.execution, execution is not None
-        self.host.execution = live if execution is None else execution
+        live = self.host.execution
         try:
+            self._busy = execution is not None
+            self.host.execution = live if execution is None else execution
             with _unsafe_preserve_version_counter(tuple(self.host.adapted)):
                 yield
         finally:

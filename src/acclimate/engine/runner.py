@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from ..parts.batchnorm import Normalisation
+from ..parts.intact import Intact
 from ..parts.parameters import norm_parameters
+from ..parts.wrappers import is_compiled, plain_names
 from .choice import Engine
 from .compiler import Compiler
 from .passes import Body, Pass
@@ -37,9 +39,14 @@ class Runner:
         chosen = set(map(id, adapted.values()))
         self.model, self.adapted = model, adapted
         self.frozen = {name: p for name, p in model.named_parameters() if id(p) not in chosen}
+        self.intact = Intact(model)
+        plain = plain_names(model)
+        self.names = {plain(name): name for name, _ in model.named_parameters()}
+        """The model's own names, which a wrapper may have changed, by plain name."""
         self.normalisation = Normalisation(model)
         self._engine = engine
         self._eager = False
+        self._precompiled = any(map(is_compiled, model.modules()))
         self._start()
 
     def _start(self) -> None:
@@ -73,13 +80,14 @@ class Runner:
         engine = self.engine
         if engine.channels_last and x.dim() == 4:
             x = x.contiguous(memory_format=torch.channels_last)
-        tensors = {**self.weights(), **pass_.parameters}
+        tensors = {**self.weights(), **{self.names[name]: value for name, value in pass_.parameters.items()}}
         body = Body(self.model, self.normalisation, pass_)
         # Each sub-network that skips branches would need a program of its own.
         skips = pass_.subnetworks is not None and pass_.subnetworks.per == "batch"
         with self._autocast(x.device):
             if not engine.compiled or skips:
-                logits, *statistics = body.run(x, tensors)
+                with self._uncompiled():
+                    logits, *statistics = body.run(x, tensors)
                 return Output(logits, statistics)
             coupled = pass_.couples and bool(self.normalisation.layers)
             sparse = sparse and not coupled and pass_.subnetworks is None and len(x) > 3
@@ -106,8 +114,8 @@ class Runner:
         matmul: Any = torch.backends.cuda.matmul
         setting, value = ("fp32_precision", "tf32") if hasattr(matmul, "fp32_precision") else ("allow_tf32", True)
         found = getattr(matmul, setting)
-        setattr(matmul, setting, value)
         try:
+            setattr(matmul, setting, value)
             yield
         finally:
             setattr(matmul, setting, found)
@@ -115,8 +123,8 @@ class Runner:
     @contextmanager
     def eager(self) -> Iterator[None]:
         """Run passes inside eagerly in the network's own precision, for values that are computed only once."""
-        self._eager = True
         try:
+            self._eager = True
             yield
         finally:
             self._eager = False
@@ -131,15 +139,19 @@ class Runner:
             return {}
         versions = tuple((p.data_ptr(), p._version) for p in self.frozen.values())
         if versions != self._versions:
-            self._versions, norms = versions, norm_parameters(self.model)
+            self._versions, norms = versions, {*map(id, norm_parameters(self.model).values())}
             self._copies = {
                 name: p.detach().to(
-                    dtype=torch.bfloat16 if bf16 and p.dtype == torch.float32 and name not in norms else p.dtype,
+                    dtype=torch.bfloat16 if bf16 and p.dtype == torch.float32 and id(p) not in norms else p.dtype,
                     memory_format=torch.channels_last if last and p.dim() == 4 else torch.preserve_format,
                 )
                 for name, p in self.frozen.items()
             }
         return self._copies
+
+    def _uncompiled(self) -> AbstractContextManager[object]:
+        """Run what the user has compiled as it is: a compiled network does not notice new hooks on its layers."""
+        return torch.compiler.set_stance("force_eager") if self._precompiled else nullcontext()
 
     def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
         if self.engine.precision == "bf16":

@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 
 from ..core.adapter import Adapter
 from ..core.options import Defaults, Options, Presets
+from ..core.sharing import exclusive
 from ..parts.multiscale import RATIOS, check_ratios, probabilities, resized, teach
 from ..parts.optimizers import fresh
 from ..parts.teacher import Teacher
@@ -83,6 +84,7 @@ class DAT(Adapter):
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64, device=self.device))
         self.register_buffer("round", torch.ones((), dtype=torch.int64, device=self.device))
 
+    @exclusive
     def new_domain(self, *, round: int = 1) -> None:  # noqa: A002
         """Choose tensors again; the learning rate is halved with each round."""
         self.state.source()  # copied before anything changes

@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 from ..checks import check_images
 from ..core.adapter import Adapter
 from ..core.options import Defaults, Options, Presets
+from ..core.sharing import exclusive
 from ..core.step import Step, Uncertainty
 from ..engine import recordable
 from ..functional import certainty, consistency, entropy
@@ -155,6 +156,7 @@ class EATAC(Adapter):
         if step.kept is not None:
             self.select.watch(step.kept)
 
+    @exclusive
     @torch.inference_mode(False)
     @torch.no_grad()
     def opinions(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,6 +166,7 @@ class EATAC(Adapter):
             batch = self.predict(x.clone() if x.is_inference() else x)
             return batch.logits, batch.rows(subnetworks=self.subnetworks())
 
+    @exclusive
     def uncertainty(self, x: Tensor) -> Uncertainty:
         """Return model and data uncertainty of every sample of a batch, without learning; nothing changes."""
         random = self.generator.get_state()

@@ -81,7 +81,7 @@ class MEMO(Adapter):
         views = views_of_each(self.augment, x, self.views, self.generator)
         results = [self.captured(self._one, image, own) for image, own in zip(torch.split(x, 1), views, strict=True)]
         losses, logits = (torch.cat(each) for each in zip(*results, strict=True))
-        refuse_non_finite(x, logits)
+        refuse_non_finite(x, torch.cat([losses.unsqueeze(1), logits], 1))
         self.step.losses = {"entropy": losses.mean()}
         return logits
 

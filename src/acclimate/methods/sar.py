@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from ..core.adapter import Adapter
+from ..core.learning import finite
 from ..core.options import Defaults, Options, Presets
 from ..functional import entropy
 from ..parts.selection import Reliable
@@ -52,7 +53,7 @@ class SAR(Adapter):
         "cifar-vit": {"lr": 2.5e-3},
     }
     average: Tensor
-    """e; NaN while it is empty."""
+    """e; negative while it is empty."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class SAR(Adapter):
             raise ValueError(f'SAR: reset={reset!r}; expected "empty" or "released"')
         self.margin, self.rho, self.floor, self.reset_ = margin, rho, floor, reset
         self.reliable = Reliable(margin, weighted=False)
-        self.register_buffer("average", torch.tensor(torch.nan, device=self.device))
+        self.register_buffer("average", torch.tensor(-1.0, device=self.device))
 
     def adapt(self, x: Tensor) -> Tensor:
         """Predict, then step by the gradient at the sharpest point nearby."""
@@ -79,22 +80,23 @@ class SAR(Adapter):
         kept = batch.kept(self.reliable(batch.logits) > 0)  # R
         if kept.any:
             g = self.gradients(kept.mean(entropy(kept.logits)))
+            sound = finite(g, self.optimizer)
             with ascended(self.adapted, g, self.rho):  # θ' = θ + ρ·g/‖g‖
                 kept = batch.again(kept, where=self.reliable)  # R'
                 loss = kept.mean(entropy(kept.logits))
                 g = self.gradients(loss)
-            self.update(gradients=g, entropy=loss)
+            self.update(gradients=g, sound=sound, entropy=loss)
             self._follow(loss.detach(), kept.any)
         self._recover()
         return batch.logits
 
     def _follow(self, loss: Tensor, learned: bool | Tensor) -> None:
         """e ← 0.9·e + 0.1·loss; the first loss sets it."""
-        e = torch.where(self.average.isnan(), loss, 0.9 * self.average + 0.1 * loss)
-        self.average = torch.where(torch.as_tensor(learned, device=e.device), e, self.average)
+        e = torch.where(self.average < 0, loss, 0.9 * self.average + 0.1 * loss)
+        self.average = torch.where(torch.as_tensor(learned, device=e.device) & e.isfinite(), e, self.average)
 
     def _recover(self) -> None:
-        if bool(self.average < self.floor):
+        if bool((self.average >= 0) & (self.average < self.floor)):
             if self.reset_ == "released":
                 self.state.start_over(optimizer=False)
             else:

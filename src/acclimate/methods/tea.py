@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 from torch.optim import Adam
 from typing_extensions import Unpack
 
-from ..checks import refuse_divergence, refuse_non_finite
+from ..checks import refuse_divergence, refuse_non_finite, soundness
 from ..core.adapter import Adapter
 from ..core.options import Options, Presets
 from ..functional import free_energy
@@ -85,9 +85,10 @@ class TEA(Adapter):
         fake = self.captured(self._langevin, fake, generator=on_device(self.generator, x.device))
         g_real = free_energy(self.predict(x).rows())
         z_fake = self.traced(fake)
-        refuse_non_finite(fake, z_fake)
-        self.update(real=-g_real.mean(), fake=free_energy(z_fake).mean())
-        self.replay.write(fake, places)
+        sound = soundness(fake, z_fake).all()
+        self.update(sound=sound, real=-g_real.mean(), fake=free_energy(z_fake).mean())
+        if bool(sound):
+            self.replay.write(fake, places)
         with torch.no_grad():
             logits = self.logits(x)
         refuse_divergence(logits)

@@ -13,6 +13,8 @@ from typing import TypeAlias
 
 from torch import nn
 
+from .wrappers import plain_names
+
 __all__ = ["Branch", "Names", "find_branches"]
 
 Names: TypeAlias = str | Sequence[str]
@@ -140,7 +142,9 @@ def _modules(block: nn.Module, names: str) -> tuple[nn.Module, ...]:
 
 def _find_named(model: nn.Module, branches: Names | None, blocks: Names | None) -> list[Branch]:
     patterns = [(pattern, False) for pattern in _as_list(branches)] + [(pattern, True) for pattern in _as_list(blocks)]
-    modules = dict(model.named_modules())
+    plain = plain_names(model)
+    modules = {plain(name): module for name, module in model.named_modules()}  # the module inside a wrapper
+    patterns = [(plain(pattern), whole) for pattern, whole in patterns]
     for pattern, _ in patterns:
         if not any(_matches(name, pattern) for name in modules):
             some = ", ".join([*modules][1:6])

@@ -1,4 +1,4 @@
-"""Which parameters adapt."""
+"""Which parameters adapt. Their names are those of the plain network, without torch's wrappers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Literal, TypeAlias
 from torch import nn
 from torch.nn import Parameter
 from torch.nn.modules.batchnorm import _NormBase
+
+from .wrappers import plain_names
 
 __all__ = [
     "Parameters",
@@ -50,13 +52,13 @@ def norm_parameters(model: nn.Module) -> dict[str, Parameter]:
     ['1.weight', '1.bias']
     """
     owned = {
-        f"{path}.{name}" if path else name
-        for path, module in model.named_modules()
+        id(p)
+        for module in model.modules()
         if is_norm(module)
-        for name, _ in module.named_parameters(recurse=False)
+        for name, p in module.named_parameters(recurse=False)
         if name in ("weight", "bias")
     }
-    return {name: p for name, p in model.named_parameters() if name in owned}
+    return {name: p for name, p in _named(model).items() if id(p) in owned}
 
 
 def early_norm_parameters(model: nn.Module) -> dict[str, Parameter]:
@@ -70,7 +72,7 @@ def early_norm_parameters(model: nn.Module) -> dict[str, Parameter]:
 
 def choose_parameters(model: nn.Module, which: Parameters) -> dict[str, Parameter]:
     """Return the chosen parameters by name; raise for names that the model does not have."""
-    everything = dict(model.named_parameters())
+    everything = _named(model)
     if which == "norm":
         return norm_parameters(model)
     if which == "early-norm":
@@ -81,10 +83,16 @@ def choose_parameters(model: nn.Module, which: Parameters) -> dict[str, Paramete
         raise ValueError(f'parameters={which!r}: expected "norm", "early-norm", "all", a list of names or a function')  # noqa: TRY004
     if callable(which):
         return {name: p for name, p in everything.items() if which(name, p)}
-    names = set(which)
+    names = set(map(plain_names(model), which))
     if unknown := sorted(names - everything.keys()):
         raise ValueError(f"parameters= has names that the model does not have: {', '.join(unknown[:5])}")
     return {name: p for name, p in everything.items() if name in names}
+
+
+def _named(model: nn.Module) -> dict[str, Parameter]:
+    """Return all parameters by the names that they have in the plain network."""
+    plain = plain_names(model)
+    return {plain(name): p for name, p in model.named_parameters()}
 
 
 def adapted_parameters(method: str, model: nn.Module, which: Parameters | None) -> dict[str, Parameter]:

@@ -20,8 +20,8 @@ def ascended(parameters: Sequence[Parameter], gradients: Sequence[Tensor], radiu
     found = [p.detach().clone() for p in parameters]
     there = [p.detach() for p in parameters]
     norm = torch.stack(torch._foreach_norm(list(gradients))).norm()
-    torch._foreach_add_(there, torch._foreach_mul(list(gradients), radius / (norm + 1e-12)))
     try:
+        torch._foreach_add_(there, torch._foreach_mul(list(gradients), radius / (norm + 1e-12)))
         yield
     finally:
         copy_all(there, found)

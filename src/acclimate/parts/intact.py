@@ -1,0 +1,69 @@
+"""A network that is as it was found after an error or an interrupt, wherever that strikes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Generator, nn
+from torch.nn import Parameter
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from .copying import copy_all
+
+__all__ = ["Intact"]
+
+_PACKAGE = __name__.split(".")[0]
+
+
+class Intact:
+    """Restores a network's flags, hooks, buffers and gradients where a block raises.
+
+    The contexts inside the block restore what they change. But an interrupt may strike between a change and the `try`
+    that undoes it, or while it is being undone.
+
+    >>> net = nn.Dropout()
+    >>> with contextlib.suppress(KeyboardInterrupt), Intact(net)(torch.Generator()):
+    ...     net.training = False
+    ...     raise KeyboardInterrupt
+    >>> net.training
+    True
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self.modules = tuple(network.modules())
+        self.layers = tuple(m for m in self.modules if isinstance(m, _BatchNorm))
+        self.parameters = tuple(network.parameters())
+        self.owned = [(m._parameters, dict(m._parameters)) for m in self.modules if m._parameters]
+
+    @contextmanager
+    def __call__(self, generator: Generator, values: Sequence[Parameter] = ()) -> Iterator[None]:
+        """Restore them, the generator, and the values of some parameters if the block raises."""
+        training = [module.training for module in self.modules]
+        tracking = [(layer.track_running_stats, dict(layer._buffers)) for layer in self.layers]
+        gradients = [(p.requires_grad, p.grad) for p in self.parameters]
+        random, before = generator.get_state(), [p.detach().clone() for p in values]
+        try:
+            yield
+        except BaseException:
+            for now, own in self.owned:
+                now.update(own)  # others may have run in their place
+            for module, flag in zip(self.modules, training, strict=True):
+                module.training = flag
+                for hooks in (module._forward_hooks, module._forward_pre_hooks):
+                    for key in [key for key, hook in hooks.items() if _ours(hook)]:
+                        del hooks[key]  # those of the user and of other libraries stay
+                        module._forward_pre_hooks_with_kwargs.pop(key, None)
+            for layer, (flag, buffers) in zip(self.layers, tracking, strict=True):
+                layer.track_running_stats = flag
+                layer._buffers.update(buffers)
+            for p, (flag, gradient) in zip(self.parameters, gradients, strict=True):
+                p.requires_grad_(flag)
+                p.grad = gradient
+            copy_all([p.detach() for p in values], before)
+            generator.set_state(random)
+            raise
+
+
+def _ours(hook: object) -> bool:
+    return (getattr(hook, "__module__", "") or "").startswith(_PACKAGE)
