@@ -26,7 +26,18 @@ from acclimate.paper.numbers import Numbers
 from acclimate.paper.published import PaperRow, compare_averages, legend, notes_beside, paper_rows, paper_table_of
 from acclimate.paper.recipes import RECIPES
 
-from . import corruptions, efficiency, loading, methods, overheads, precision, segmentation, steps, subnetworks
+from . import (
+    bad_luck,
+    corruptions,
+    efficiency,
+    loading,
+    methods,
+    overheads,
+    precision,
+    segmentation,
+    steps,
+    subnetworks,
+)
 from .command import RESULTS, read
 
 ROOT = Path(__file__).parents[1]
@@ -153,6 +164,7 @@ TABLES: dict[str, Callable[[], Table | str]] = {
     "subnetworks-h200": partial(measured, subnetworks.table, "subnetworks", "h200"),
     "corruptions": lambda: corruptions.table(read("corruptions", "h200"), read("corruptions", "cpu")),
     "camvid": camvid,
+    "bad-luck": partial(measured, bad_luck.table, "bad_luck", "cpu"),
     "efficiency-h200": partial(measured, efficiency.table, "efficiency", "h200"),
     **{
         f"{name}-{network}": partial(comparison, RECIPE_FILES / f"{name}.json", network)
