@@ -146,3 +146,12 @@ def test_named_twice_counts_once() -> None:
     assert len([*plan.jobs()]) == 4
     with pytest.raises(PlanError, match="arguments by name"):
         Plan(overrides={"tent": 5})
+
+
+def test_a_dry_run_of_a_network_without_norm_layers(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(
+        "from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(1024, 10))\n"
+    )
+    code, said = run("--model", f"{file}:net", "--dry-run", out=tmp_path / "out")
+    assert code == 0, said

@@ -29,6 +29,7 @@ from ..data.decoded import Decoded, DecodedSuite
 from ..data.folders import unread_files
 from ..data.types import ImageSet, Suite
 from ..methods import METHODS
+from ..parts.parameters import norm_parameters
 from .evaluate import BatchResult, check_labels, evaluate, start_result
 from .networks import Loaded, load_network
 from .plan import Job, Plan, PlanError
@@ -303,7 +304,11 @@ class Run:
 
     def _seconds(self, method: str, scenario: Scenario, batches: int) -> float:
         """Return the seconds per sample."""
-        adapter = METHODS[method].preset(self.family, self.network.model, precision=self.plan.precision)
+        model = self.network.model
+        options: dict[str, Any] = {"precision": self.plan.precision}
+        if method != "source" and not norm_parameters(model):
+            options["parameters"] = "all"  # a backward pass is timed on any network
+        adapter = METHODS[method].preset(self.family, model, **options)
         taken, seen = 0.0, 0
         for index, (x, _) in zip(range(batches + 1), scenario.domains[0].on(self.plan.device), strict=False):
             start = time.perf_counter()
