@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -120,8 +121,8 @@ def struck(work: Callable[[], object], place: str, at: int, act: Act) -> int:
     return int(fault.count)
 
 
-def in_child(work: Callable[[], object]) -> bool:
-    """Call a function in a process of its own, which may be killed; return whether it was."""
+def in_child(work: Callable[[], object], seconds: float = 60) -> bool:
+    """Call a function in a process of its own; return whether that was killed, or had to be because it hung."""
     with quiet():  # Python warns of forks where threads run
         pid = os.fork()
     if not pid:
@@ -129,7 +130,12 @@ def in_child(work: Callable[[], object]) -> bool:
             work()
         finally:
             os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    end = time.monotonic() + seconds
+    while not (status := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.001)
+    return os.WIFSIGNALED(status[1])
 
 
 class Faulty(nn.Module):
@@ -307,7 +313,7 @@ class Subject:
         adapter = self.adapter
         if appearance(self.network) != self.before:
             return "flags, hooks or buffers of the network"
-        if not _free(adapter.sharing.lock):
+        if not all(_free(lock.own) for lock in adapter.sharing._locks):
             return "the lock"
         if adapter.runner._eager or not isinstance(adapter.execution, Live):
             return "the engine"

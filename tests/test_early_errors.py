@@ -44,6 +44,9 @@ def run(*words: str, out: Path) -> tuple[int, str]:
         (("--shift", "gausian_noise"), "did you mean gaussian_noise?"),
         (("--scenario", "livelong"), "did you mean lifelong?"),
         (("--preset", "resnet-50"), "did you mean resnet50?"),
+        (("--method", "tent", "--set", "tent.lr=nan"), "lr=nan is not a number"),
+        (("--device", "cudaa"), "expected cpu, cuda"),
+        (("--device", "cuda:99"), "CUDA device"),
     ],
 )
 def test_before_the_first_job(words: tuple[str, ...], message: str, dry: tuple[str, ...], tmp_path: Path) -> None:

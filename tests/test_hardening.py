@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from cases import CASES
+from faults import in_child, weights
 from networks import images, make, stream
 from torch import Tensor, nn
-from torch.optim import Adam
+from torch.optim import SGD, Adam
 
-from acclimate import EATA, ETA, METHODS, SAR, Source, StateError, Tent
+from acclimate import EATA, ETA, METHODS, SAR, BNAdapt, RDumb, Source, StateError, Tent, subnetwork
 from acclimate.core.adapter import Adapter
+from acclimate.parts.wrappers import calls
 
 LEARNING = [name for name, case in CASES.items() if case.learns]
 
 
 def build(name: str, family: str | None = None, **arguments: object) -> Adapter:
     return CASES[name].make(make(family or ("seg" if name == "dat" else "bn")), **arguments)
-
-
-def copied(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
 def same(model: nn.Module, before: dict[str, Tensor]) -> bool:
@@ -51,7 +52,7 @@ def compiled_in_place(net: nn.Module) -> nn.Module:
 def test_threads_take_turns(name: str) -> None:
     """Whatever the order, the network is a source network again after reset()."""
     adapter = build(name)
-    before = copied(adapter.model)
+    before = weights(adapter.model)
     batches = stream(24)
     with ThreadPoolExecutor(4) as pool:
         logits = [*pool.map(adapter, batches)]
@@ -187,7 +188,10 @@ def test_states_that_are_not_finite_are_neither_saved_nor_loaded(tmp_path: Path)
     [
         (Tent, {"lr": float("nan")}),
         (Tent, {"optimizer": partial(Adam, lr=float("nan"))}),
+        (Tent, {"lr": np.float32("nan")}),
+        (Tent, {"lr": float("inf")}),
         (EATA, {"beta": float("nan"), "source": stream(1)}),
+        (EATA, {"beta": np.float32("nan"), "source": stream(1)}),
         (ETA, {"margin": float("nan")}),
         (ETA, {"epsilon": float("nan")}),
         (SAR, {"rho": float("nan")}),
@@ -195,7 +199,7 @@ def test_states_that_are_not_finite_are_neither_saved_nor_loaded(tmp_path: Path)
     ],
 )
 def test_settings_that_are_no_number_are_refused(method: type[Adapter], settings: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="not a number|Invalid learning rate"):
+    with pytest.raises(ValueError, match="not a number|Invalid learning rate|infinite"):
         method(make("bn"), **settings)
     adapter = Tent(make("bn"))
     with pytest.raises(ValueError, match="not a number"):
@@ -212,7 +216,7 @@ def test_parameters_in_half_precision_are_refused(name: str, dtype: torch.dtype)
     with pytest.raises(TypeError, match="net.float"):
         METHODS[name](make(family).to(dtype), **CASES[name].arguments())
     adapter = build(name)
-    before = copied(adapter.model)
+    before = weights(adapter.model)
     with pytest.raises(TypeError, match="net.float"):
         adapter.to(dtype)
     assert same(adapter.model, before)
@@ -221,7 +225,7 @@ def test_parameters_in_half_precision_are_refused(name: str, dtype: torch.dtype)
 
 def test_a_network_that_another_adapter_has_changed() -> None:
     net = make("bn")
-    before = copied(net)
+    before = weights(net)
     first = Tent(net, lr=1e-2)
     first(images(8))
     with pytest.warns(UserWarning, match="Tent has changed this network"):
@@ -239,7 +243,7 @@ def test_a_network_that_another_adapter_has_changed() -> None:
 
 def test_the_source_is_the_network_when_the_adapter_was_built() -> None:
     net = make("bn")
-    before = copied(net)
+    before = weights(net)
     adapter = Tent(net)
     with torch.no_grad():
         for p in adapter.adapted:
@@ -320,3 +324,197 @@ def test_a_wrapper_does_not_change_which_parameters_adapt() -> None:
     assert Tent(nn.DataParallel(net), parameters=["module.norm.weight"]).names == ("norm.weight",)
     assert Tent(nn.DataParallel(net), parameters=["norm.weight"]).names == ("norm.weight",)
     assert Tent(nn.DataParallel(net), parameters=lambda name, _: name == "norm.bias").names == ("norm.bias",)
+
+
+@pytest.mark.parametrize("wrapper", ["compiled", "compiled inside", "compiled in place"])
+def test_what_the_user_has_compiled_stays_compiled(wrapper: str) -> None:
+    net = WRAPPERS[wrapper](make("bn"))
+    before = [calls(module) for module in net.modules()]
+    adapter = BNAdapt(net)
+    with ThreadPoolExecutor(4) as pool:
+        [*pool.map(adapter, stream(8, 4))]
+    assert [calls(module) for module in net.modules()] == before
+    assert any(before)
+    bad = images(4)
+    bad[0] = torch.nan
+    with pytest.raises(ValueError, match="NaN"):
+        adapter(bad)
+    assert [calls(module) for module in net.modules()] == before
+
+
+# What a hostile reviewer found ----------------------------------------------------------------------------------------
+
+
+def test_a_wrapper_with_parameters_of_its_own_shares_the_lock() -> None:
+    net = make("bn")
+    inside, outside = Tent(net, lr=1e-2), Tent(nn.Sequential(nn.BatchNorm2d(3), net), lr=1e-2)
+    apart = Tent(make("bn"))
+    assert {*inside.sharing._locks} & {*outside.sharing._locks}
+    assert not {*inside.sharing._locks} & {*apart.sharing._locks}
+    inside(images(8))
+    with pytest.warns(UserWarning, match="Tent has changed this network"):
+        Tent(nn.Sequential(nn.BatchNorm2d(3), net))
+
+
+def test_each_change_of_a_network_is_remembered() -> None:
+    net = make("bn")
+    first, second = Tent(net, lr=1e-2), Tent(net, parameters="all", lr=1e-2)
+    second.predict_only(images(8))
+    first(images(8))
+    with pytest.warns(UserWarning, match="has changed since"):
+        second(images(8))
+    first.reset()
+    with pytest.warns(UserWarning, match="Tent has changed this network"):
+        ETA(net)
+
+
+def test_a_new_process_starts_with_free_locks() -> None:
+    adapter = Tent(make("bn"))
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with adapter.sharing:
+            held.set()
+            done.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(20)
+    try:
+        assert not in_child(adapter.snapshot, seconds=20)
+    finally:
+        done.set()
+        thread.join()
+
+
+class Normed(torch.optim.Optimizer):
+    """Divides by the gradient's norm, also where that is zero; its learning rate is None."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": None})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p -= 1e-3 * p.grad / p.grad.norm()
+
+
+class Unused(nn.Module):
+    """Has a norm layer whose gradient is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.unused = make("bn"), nn.BatchNorm2d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) + 0.0 * self.unused(x).mean()
+
+
+@pytest.mark.parametrize("optimizer", [partial(Adam, lr=1e-3, eps=0), Normed, partial(SGD, lr=1e-3, momentum=1e30)])
+def test_a_step_that_would_leave_nan_is_undone(optimizer: object) -> None:
+    adapter = Tent(Unused(), optimizer=optimizer)
+    with pytest.warns(UserWarning, match="dropped"):
+        logits = [adapter(x) for x in stream(4, 8)]
+    assert all(z.isfinite().all() for z in logits)
+    assert int(adapter.passes.dropped) > 0
+    assert all(t.isfinite().all() for t in adapter.snapshot().tensors.values() if t.is_floating_point())
+
+
+def test_settings_that_become_nan_later() -> None:
+    adapter = Tent(make("bn"))
+    before = adapter.snapshot()
+    adapter.optimizer.param_groups[0]["momentum"] = float("nan")
+    with pytest.warns(UserWarning, match="dropped"):
+        adapter(images(8))
+    values = zip(adapter.names, adapter.adapted, strict=True)
+    assert all(torch.equal(p, before.tensors[f"parameter/{name}"]) for name, p in values)
+    with pytest.raises(StateError, match="momentum"):
+        adapter.save("never written")
+
+
+def test_dat_counts_gradients_that_are_not_finite() -> None:
+    adapter = build("dat")
+    for p in adapter.adapted:
+        p.register_hook(lambda g: g * torch.nan)
+    with pytest.warns(UserWarning, match="dropped"):
+        adapter(images(2))
+    assert not adapter.last.updated
+    assert not adapter.chosen.any()
+
+
+@pytest.mark.parametrize("bad", [images(4)[:, :1], images(4)[0]])
+def test_rdumb_keeps_what_it_has_learned_if_a_batch_is_refused(bad: Tensor) -> None:
+    adapter = RDumb(make("bn"), every=2, select="everything", lr=1e-2)
+    for x in stream(2, 8):
+        adapter(x)
+    before = adapter.snapshot()
+    with pytest.raises(ValueError, match=r"shape|batch"):
+        adapter(bad)
+    assert all(torch.equal(t, before.tensors[n]) for n, t in adapter.snapshot().tensors.items())
+
+
+def test_empty_parameters_and_sparse_gradients() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.empty = make("bn"), nn.Parameter(torch.empty(0))
+            self.table = nn.Embedding(4, 10, sparse=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x) + self.table(torch.zeros(len(x), dtype=torch.long)) + self.empty.sum()
+
+    adapter = Tent(Odd(), parameters="all", optimizer=partial(SGD, lr=1e-3))
+    assert adapter(images(4)).isfinite().all()
+    assert adapter.last.updated
+
+
+def test_hooks_of_others_stay() -> None:
+    net = make("bn")
+
+    def hook(*_: object) -> None: ...
+
+    hook.__module__ = "acclimate_server.hooks"
+    net.stem.register_forward_hook(hook)
+    adapter, bad = Tent(net), images(4)
+    bad[0] = torch.nan
+    with subnetwork(net, drop=0.5, generator=torch.Generator(), blocks="blocks.*"):
+        count = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules())
+        with pytest.raises(ValueError, match="NaN"):
+            adapter(bad)
+        assert sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules()) == count
+    assert [*net.stem._forward_hooks.values()] == [hook]
+
+
+def test_part_of_a_network_in_half_precision() -> None:
+    adapter = Tent(make("bn"))
+    adapter.model.blocks[1].half()
+    with pytest.raises(TypeError, match="net.float"):
+        adapter(images(4))
+
+
+def test_warnings_name_the_users_line(tmp_path: Path) -> None:
+    net = make("bn")
+    first = EATA(net, source=stream(1), lr=1e-2, select="everything")
+    first(images(8))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        EATA(net, source=stream(1))
+        Tent(make("bn"))(images(1))
+        first.save(tmp_path / "state")
+        first.reset()
+        EATA(net, source=stream(1), lr=1e-3).load(tmp_path / "state")
+        Tent(Deviation())(black())
+    assert len(found) == 4
+    assert {warning.filename for warning in found} == {__file__}
+
+
+def test_copies_are_independent() -> None:
+    adapter = EATA(make("bn"), source=stream(1))
+    adapter(images(8))
+    copied = copy.deepcopy(adapter)
+    assert not {*copied.sharing._locks} & {*adapter.sharing._locks}
+    assert torch.equal(copied(images(8)), adapter(images(8)))
+    copied.reset()
+    adapter.reset()
+    assert same(copied.model, weights(adapter.model))

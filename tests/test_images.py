@@ -211,6 +211,16 @@ def test_scan_lists_every_broken_file(hostile: Path, workers: int) -> None:
     assert {path.name for path, why in found.items() if why} == BROKEN
 
 
+def test_a_folder_and_a_link_to_nothing_are_broken(tmp_path: Path) -> None:
+    (tmp_path / "a" / "folder.png").mkdir(parents=True)
+    (tmp_path / "a" / "link.png").symlink_to(tmp_path / "nothing")
+    Image.new("RGB", (32, 32)).save(tmp_path / "a" / "image.png")
+    suite, broken = open_suite(f"folder:{tmp_path}"), {}
+    assert {path.name for path, why in scan(image_files(suite)) if why} == {"folder.png", "link.png"}
+    assert sum(len(x) for x, _ in lifelong(suite, shifts=["fog"], broken=broken).domains[0].on("cpu")) == 1
+    assert {path.name for path in broken} == {"folder.png", "link.png"}
+
+
 def test_scan_reads_labels_as_well(tmp_path: Path) -> None:
     for name in ("images", "labels"):
         (tmp_path / name).mkdir()
@@ -234,6 +244,7 @@ def test_the_commands(hostile: Path, tmp_path: Path) -> None:
     shown = runner.invoke(app, ["scan", f"folder:{hostile}"])
     assert shown.exit_code == 1
     assert {name for name in BROKEN if name in shown.output} == BROKEN
+    assert "1 .gif" in shown.stderr
 
     assert runner.invoke(app, ["table", str(out)]).exit_code == 2, "no result yet"
     finished = runner.invoke(app, [*command[:1], "--skip-broken", *command[1:]])

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from numbers import Real
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,8 +25,10 @@ __all__ = [
     "refuse_not_a_number",
     "refuse_probabilities",
     "soundness",
+    "warn",
 ]
 
+_INSIDE = (str(Path(__file__).parent), str(Path(torch.__file__).parent), contextlib.__file__)
 _SLACK = 0.01  # resizing may overshoot [0, 1] a little
 
 
@@ -121,8 +128,16 @@ def refuse_half_precision(method: str, types: Iterable[torch.dtype]) -> None:
 
 def refuse_not_a_number(method: str, name: str, value: object) -> None:
     """Raise if a setting is NaN."""
-    if isinstance(value, float) and math.isnan(value):
+    if isinstance(value, Real) and not isinstance(value, int) and math.isnan(value):
         raise ValueError(f"{method}: {name}={value} is not a number")
+
+
+def warn(message: str) -> None:
+    """Warn at the line of the user's code, outside of this package and of torch."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 def refuse_probabilities(logits: Tensor) -> None:

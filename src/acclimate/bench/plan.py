@@ -250,7 +250,14 @@ def read_overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
             raise PlanError(f"--set {setting}: expected METHOD.ARGUMENT=VALUE, such as eata.beta=500")
         if method not in METHODS:
             raise PlanError(f"--set {setting}: {no_such('method', method, METHODS)}")
-        with contextlib.suppress(ValueError, SyntaxError):
-            value = ast.literal_eval(value)
-        read.setdefault(method, {})[argument] = value
+        read.setdefault(method, {})[argument] = _value(value)
     return read
+
+
+def _value(text: str) -> Any:
+    """Return the Python value that a text means, or the text itself."""
+    if text.strip("+-").lower() in ("nan", "inf"):
+        return float(text)
+    with contextlib.suppress(ValueError, SyntaxError):
+        return ast.literal_eval(text)
+    return text

@@ -55,6 +55,7 @@ class Run:
     def network(self) -> Loaded:
         """The source network, loaded once."""
         like = self._like("model", "device")
+        _check_device(self.plan.device)
         return load_network(self.plan.model, self.plan.device) if like is None else like.network
 
     @cached_property
@@ -321,3 +322,15 @@ class Run:
             taken, seen = taken + spent, seen + len(x)
         adapter.reset()
         return taken / max(seen, 1)
+
+
+def _check_device(name: str) -> None:
+    """Raise for a device that does not exist here."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise PlanError(f"--device {name}: expected cpu, cuda, cuda:1 or the like") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise PlanError(f"--device {name}: torch {torch.__version__} finds no CUDA device here; use --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise PlanError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices, from cuda:0")

@@ -21,7 +21,7 @@ from ..bench.scenarios import SCENARIOS
 from ..bench.tables import FORMATS, differences, paper_table
 from ..checks import no_such
 from ..data import SUITES, open_suite
-from ..data.folders import Preprocess
+from ..data.folders import Preprocess, unread_files
 from ..extras import install_command
 from ..methods import METHODS
 
@@ -207,7 +207,10 @@ def scan_files(
 
     workers = options.pop("workers", 0)
     with one_line_errors("cannot scan"):
-        files = image_files(open_suite(data, Preprocess()), **options)
+        suite = open_suite(data, Preprocess())
+        files = image_files(suite, **options)
+        if unread := unread_files([suite.part(shift, 5).images for shift in suite.shifts[:1]]):
+            say(unread)
         broken = []
         with progress_bars() as progress:
             task = progress.add_task("scan", total=len(files), note="")

@@ -12,10 +12,12 @@ step with `update`:
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +25,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn import Parameter
 from torch.optim import Optimizer
 from typing_extensions import Self
 
@@ -33,15 +36,16 @@ from ..checks import (
     refuse_half_precision,
     refuse_not_a_number,
     refuse_probabilities,
+    warn,
 )
 from ..engine import Engine, Execution, Live, Output, Pass, Precision, Recorder, Runner, choose
 from ..parts.batchnorm import Mode
 from ..parts.optimizers import can_wait, start_momentum
 from ..parts.parameters import Parameters, adapted_parameters
+from ..parts.sharing import Sharing, changed_by, claim, exclusive, release
 from .learning import finite, forgotten, gradients_on, optimizer_step
 from .options import NETWORKS, Defaults, MakeOptimizer, Presets, override
 from .prediction import STRATEGIES, Prediction, Strategy
-from .sharing import Sharing, exclusive, sharing
 from .signature import call_text
 from .snapshot import Snapshot
 from .state import State
@@ -132,10 +136,14 @@ class Adapter(nn.Module, ABC):
         self.model = model
         self.statistics, self.detach_statistics, self.seed = statistics, detach_statistics, seed
         self._which = self.defaults.parameters if parameters is None else parameters
-        with self.sharing.lock:
+        with Sharing(model):
             named = adapted_parameters(name, model, self._which)
             refuse_half_precision(name, (p.dtype for p in named.values()))
-            self.sharing.warn_if_changed(name, model.parameters())
+            if other := changed_by(model.parameters()):
+                warn(
+                    f"{other} has changed this network: {name} starts from the changed parameters, and its reset() "
+                    "returns to those. Call reset() of the other adapter first, or give each a copy of the network"
+                )
             self.names, self.adapted = tuple(named), tuple(named.values())
             self._asked = engine, precision, strategy
             self.runner = Runner(model, named, choose(engine, precision, model, self.device))
@@ -153,11 +161,14 @@ class Adapter(nn.Module, ABC):
             for group in [] if self.optimizer is None else self.optimizer.param_groups:
                 for key, value in group.items():
                     refuse_not_a_number(name, key, value)
+                if math.isinf(group.get("lr") or 0.0):
+                    raise ValueError(f"{name}: lr={group['lr']} is infinite")
             start_momentum(self.optimizer)
             self.state = State(self, {} if self.episodic else named)
         self.step = Step(0)
         """The record of the current batch, which `predict`, `kept` and `update` fill."""
         self._last: Step | None = None
+        self._claimed = False  # whether the network is noted as changed by this adapter
         self._warned_of_drops = False
         self._trusted = False  # true once a batch has shown that the model returns logits
         self._warned_of_one = False
@@ -172,7 +183,7 @@ class Adapter(nn.Module, ABC):
         self.recorder.settle()
         x = check_images(x, self.device)
         self._claim()
-        with self._aside(len(x)), self.learning(), self.runner.tf32():
+        with self._aside(len(x), self.adapted if self.episodic else ()), self.learning(), self.runner.tf32():
             logits = self.adapt(x.clone() if x.is_inference() else x.detach())
             step = self.step
         step.finish(logits)
@@ -231,7 +242,8 @@ class Adapter(nn.Module, ABC):
     def reset(self) -> None:
         """Restore the source: parameters, optimizer, the method's state, counters and generator."""
         self.restore(self.state.source())
-        self.sharing.release(self.model.parameters())
+        release(self.adapted)
+        self._claimed = False
 
     @exclusive
     def save(self, path: str | Path) -> None:
@@ -245,10 +257,7 @@ class Adapter(nn.Module, ABC):
         own = call_text(self, Adapter, engine=False)
         self.restore(snapshot)
         if call != own:
-            warnings.warn(
-                f"{path} was saved by {call} and continues as {own}, with the optimizer's settings from the file",
-                stacklevel=3,
-            )
+            warn(f"{path} was saved by {call} and continues as {own}, with the optimizer's settings from the file")
 
     @exclusive
     def settle(self, *, discard: bool = False) -> None:
@@ -266,8 +275,8 @@ class Adapter(nn.Module, ABC):
 
     @property
     def sharing(self) -> Sharing:
-        """What this adapter shares with others over the same network."""
-        return sharing(self.model)
+        """The locks of the network: a context in which no other thread runs it."""
+        return self.runner.sharing
 
     @property
     def engine(self) -> Engine:
@@ -337,19 +346,19 @@ class Adapter(nn.Module, ABC):
         """
         if self.optimizer is None:
             raise TypeError(f"{type(self).__name__} was built without parameters to adapt")
-        condition = partial(self.execution.condition, can_wait=can_wait(self.optimizer))
-        if (when := condition(when)) is False:
+        if (when := self.execution.condition(when, can_wait=can_wait(self.optimizer))) is False:
             return
         if gradients is None:
             gradients = self.gradients(torch.stack([*terms.values()]).sum())
-        sound = condition(finite(gradients, self.optimizer) & sound)
-        self.step.dropped = self.step.dropped + (when & (sound ^ True))
-        if sound is False:
-            return
-        when = when & sound
-        optimizer_step(self.optimizer, self.adapted, gradients, when)
-        self.step.taken = when
+        sound = self.execution.condition(self.sound(gradients) & sound, can_wait=True)
+        taken = False if sound is False else optimizer_step(self.optimizer, self.adapted, gradients, when & sound)
+        self.step.dropped = self.step.dropped + (when & (taken ^ True))
+        self.step.taken = taken
         self.step.losses = {name: term.detach() for name, term in terms.items()}
+
+    def sound(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """Return whether gradients are finite and not too large for a step, without reading it."""
+        return finite(gradients, [] if self.optimizer is None else self.optimizer.param_groups)
 
     def gradients(self, loss: Tensor, *, of: Sequence[Tensor] | None = None, retain: bool = False) -> list[Tensor]:
         """Return ∂loss/∂θ for the adapted parameters, zero for unused ones; or for the tensors in `of`."""
@@ -405,32 +414,36 @@ class Adapter(nn.Module, ABC):
     @contextmanager
     def _eagerly(self) -> Iterator[None]:
         """Run eager passes in the network's own precision inside the block, with gradients on."""
-        with self.sharing.lock, self.learning(), self.runner.eager(), self._aside(0):
+        with self.sharing, self._aside(0), self.learning(), self.runner.eager():
             yield
 
     def _claim(self) -> None:
-        """Check the network before it changes for the first time, and note who changes it."""
-        if self.adapted:
-            refuse_half_precision(type(self).__name__, [self.adapted[0].dtype])
-        self.state.source()
-        self.sharing.claim(type(self).__name__, self.state.parameters.values(), self.state.before.values())
+        """Check the network before it changes, and note who changes it."""
+        refuse_half_precision(type(self).__name__, {p.dtype for p in self.adapted})
+        if not self._claimed:
+            self.state.source()
+            claim(type(self).__name__, self.state.parameters.values(), self.state.before.values())
+            self._claimed = True
 
     def _watch_drops(self) -> None:
         """Warn once about dropped steps."""
         if self._warned_of_drops or not self.passes.known_drops():
             return
         self._warned_of_drops = True
-        warnings.warn(
-            "the gradient of a batch was NaN, infinite or too large: the batch was predicted, and its step dropped. "
-            "`passes.dropped` counts such steps. Does the network divide by zero, or take a root of it?",
-            stacklevel=5,
+        warn(
+            "the step of a batch was dropped: its gradient was NaN, infinite or too large, or a parameter would have "
+            "become so. The batch was predicted; `passes.dropped` counts such steps. Does the network divide by zero, "
+            "or take a root of it?"
         )
 
     @contextmanager
-    def _aside(self, size: int) -> Iterator[None]:
-        """Run passes inside with a record of their own. If they raise, the network is as it was, and the generator."""
+    def _aside(self, size: int, values: Sequence[Parameter] = ()) -> Iterator[None]:
+        """Run passes inside with a record of their own.
+
+        If they raise, the network's flags and hooks, the generator, and these parameters are as they were.
+        """
         step = self.step
-        with self.runner.intact(self.generator, values=self.adapted if self.episodic else ()):
+        with self.runner.intact(self.generator, values):
             try:
                 self.step = Step(size)
                 yield
@@ -450,14 +463,21 @@ class Adapter(nn.Module, ABC):
         if asked == "sparse":
             self.engine = replace(self.engine, compiled=True)
             if not apart:
-                warnings.warn(
+                warn(
                     'strategy="sparse" runs the full backward: batch statistics of BatchNorm make samples depend on '
-                    "each other. detach_statistics=True removes the dependence",
-                    stacklevel=4,
+                    "each other. detach_statistics=True removes the dependence"
                 )
         sparse = self.selective and self.engine.compiled and apart
         return asked or ("sparse" if sparse else self.defaults.strategy)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        with self.sharing:
+            copied = memo[id(self)] = type(self).__new__(type(self))
+            vars(copied).update({name: deepcopy(value, memo) for name, value in vars(self).items()})
+            vars(copied)["_claimed"] = False
+        return copied
+
+    @exclusive
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move or cast (`to`, `cuda`, `double`, …) everything, and choose the engine for the new device."""
         if self.names:
@@ -488,10 +508,9 @@ class Adapter(nn.Module, ABC):
             self._trusted = True
         if len(x) == 1 and self.coupled and logits.dim() == 2 and not self._warned_of_one:
             self._warned_of_one = True
-            warnings.warn(
+            warn(
                 "a batch of one image: BatchNorm's statistics of a single image are poor. Use larger batches, or "
-                'statistics="source"',
-                stacklevel=5,
+                'statistics="source"'
             )
 
     def __setattr__(self, name: str, value: Any) -> None:

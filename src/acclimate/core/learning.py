@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 
 from ..engine.execution import own_gradients
 from ..parts.copying import copy_all
-from ..parts.optimizers import only_where
+from ..parts.optimizers import Undo, can_wait, largest, only_where
 
 __all__ = ["finite", "forgotten", "gradients_on", "optimizer_step"]
 
@@ -42,24 +43,30 @@ def gradients_on(
                 p.requires_grad_(flag)
 
 
-def finite(gradients: Sequence[Tensor | None], optimizer: Optimizer | None) -> Tensor:
-    """Return whether a step with these gradients leaves parameters and optimizer finite, without reading it."""
-    given = [gradient for gradient in gradients if gradient is not None]
-    if optimizer is None or not given:
-        return torch.tensor(True)
-    rates: float | Tensor = sum(group.get("lr", 0.0) for group in optimizer.param_groups)
-    return torch.stack(torch._foreach_norm(given, torch.inf)).amax() < _LARGEST / (1.0 + rates * _LARGEST / _MOST)
+def finite(gradients: Sequence[Tensor | None], groups: Sequence[Mapping[str, Any]]) -> Tensor:
+    """Return whether gradients are small enough for a step of an optimizer's groups, without reading it."""
+    rates: float | Tensor = sum(group["lr"] for group in groups if group.get("lr") is not None)
+    bound = _LARGEST / (1.0 + rates * _LARGEST / _MOST)
+    return largest([g for g in gradients if g is not None]) < bound
 
 
 def optimizer_step(
     optimizer: Optimizer, parameters: Sequence[Parameter], gradients: Sequence[Tensor | None], when: bool | Tensor
-) -> None:
-    """Make one step with these gradients if the condition holds. A parameter without a gradient does not change."""
+) -> bool | Tensor:
+    """Make one step with these gradients if the condition holds. A parameter without a gradient does not change.
+
+    Return whether it was made: a step that would leave NaN or infinity in a parameter or in the optimizer is not.
+    """
     with own_gradients(parameters):
         for p, gradient in zip(parameters, gradients, strict=True):
             p.grad = gradient
-        with only_where(when, optimizer):
-            optimizer.step()
+        if can_wait(optimizer):
+            with only_where(when, optimizer):
+                optimizer.step()
+            return when
+        undo = Undo(optimizer)
+        optimizer.step()
+        return undo.unless(undo.sound() & when)
 
 
 @contextmanager

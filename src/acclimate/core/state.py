@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +12,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from ..checks import warn
 from ..engine.capture import Slot
 from ..parts.copying import copies, copy_all
 from ..parts.wrappers import plain_names
@@ -61,10 +62,9 @@ class State:
         if self._source is None:
             now = (p.detach() for p in self.parameters.values())
             if not all(torch.equal(p, before) for p, before in zip(now, self.before.values(), strict=True)):
-                warnings.warn(
+                warn(
                     f"the network has changed since {self.method} was built: reset() returns to the parameters of that "
-                    "time. Load weights before you build an adapter, and give each adapter its own copy of the network",
-                    stacklevel=6,
+                    "time. Load weights before you build an adapter, and give each adapter its own copy of the network"
                 )
             self._source = self._copy(self.before)
         return self._source
@@ -198,3 +198,7 @@ def _refuse_non_finite(snapshot: Snapshot, outcome: str) -> None:
     for name, tensor in snapshot.tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise StateError(f"{outcome}: the state's {name} has NaN or infinity. reset() restores the source network")
+    for group in snapshot.settings.get("groups", ()):
+        for name, value in group.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise StateError(f"{outcome}: the optimizer's {name} is {value}")

@@ -91,7 +91,8 @@ def _resized(size: tuple[int, int], preprocess: Preprocess) -> tuple[int, int]:
 def naming_broken_files(path: Path) -> Iterator[None]:
     """Raise what a decoder raises, which may be anything, as one line that names the file.
 
-    Only a file with wrong content is broken. One that is absent or not readable may be there tomorrow.
+    Only a file with wrong content, a folder and a link to nothing are broken. What is absent or not readable may be
+    there tomorrow.
     """
     try:
         yield
@@ -99,6 +100,8 @@ def naming_broken_files(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
+            if path.is_dir() or (path.is_symlink() and not path.exists()):
+                raise BrokenImageError(path, "a folder" if path.is_dir() else "a link to nothing") from error
             raise DataError(f"{path} cannot be read ({error.strerror})") from error
         unknown = type(error).__name__ == "UnidentifiedImageError"  # its message repeats the path
         said = "not an image, or of an unknown format" if unknown else " ".join(str(error).split())

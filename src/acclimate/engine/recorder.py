@@ -8,7 +8,6 @@ back in between records functions instead, such as the Langevin dynamics of TEA.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -18,7 +17,7 @@ import torch
 from torch import Generator, Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from ..checks import DivergenceError
+from ..checks import DivergenceError, warn
 from ..parts.optimizers import can_wait, capturable
 from .capture import Capture, CaptureCache, Host, NotRecordableError, read_state, write_back
 from .execution import Execution
@@ -173,7 +172,7 @@ class Recorder:
         """Run steps, or a function, live from now on."""
         self.off.add(kind)
         self.cache.check(kind, (), ())
-        warnings.warn(message, stacklevel=5)
+        warn(message)
 
     @contextmanager
     def running(self, execution: Execution | None = None) -> Iterator[None]:

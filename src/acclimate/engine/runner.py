@@ -14,10 +14,12 @@ from torch.nn import Parameter
 from ..parts.batchnorm import Normalisation
 from ..parts.intact import Intact
 from ..parts.parameters import norm_parameters
-from ..parts.wrappers import is_compiled, plain_names
+from ..parts.sharing import Sharing
+from ..parts.wrappers import is_compiled, plain_names, uncompiled
 from .choice import Engine
 from .compiler import Compiler
 from .passes import Body, Pass
+from .tf32 import tf32
 
 __all__ = ["Output", "Runner"]
 
@@ -39,14 +41,14 @@ class Runner:
         chosen = set(map(id, adapted.values()))
         self.model, self.adapted = model, adapted
         self.frozen = {name: p for name, p in model.named_parameters() if id(p) not in chosen}
-        self.intact = Intact(model)
+        self.sharing, self.intact = Sharing(model), Intact(model)
         plain = plain_names(model)
         self.names = {plain(name): name for name, _ in model.named_parameters()}
         """The model's own names, which a wrapper may have changed, by plain name."""
         self.normalisation = Normalisation(model)
         self._engine = engine
         self._eager = False
-        self._precompiled = any(map(is_compiled, model.modules()))
+        self._compiled = [module for module in model.modules() if is_compiled(module)]
         self._start()
 
     def _start(self) -> None:
@@ -86,7 +88,7 @@ class Runner:
         skips = pass_.subnetworks is not None and pass_.subnetworks.per == "batch"
         with self._autocast(x.device):
             if not engine.compiled or skips:
-                with self._uncompiled():
+                with uncompiled(self._compiled):
                     logits, *statistics = body.run(x, tensors)
                 return Output(logits, statistics)
             coupled = pass_.couples and bool(self.normalisation.layers)
@@ -105,20 +107,9 @@ class Runner:
 
         return repeatable()
 
-    @contextmanager
-    def tf32(self) -> Iterator[None]:
+    def tf32(self) -> AbstractContextManager[None]:
         """Allow TF32 in matrix products of a whole step, if the engine uses it."""
-        if self.engine.precision != "tf32":
-            yield
-            return
-        matmul: Any = torch.backends.cuda.matmul
-        setting, value = ("fp32_precision", "tf32") if hasattr(matmul, "fp32_precision") else ("allow_tf32", True)
-        found = getattr(matmul, setting)
-        try:
-            setattr(matmul, setting, value)
-            yield
-        finally:
-            setattr(matmul, setting, found)
+        return tf32() if self.engine.precision == "tf32" else nullcontext()
 
     @contextmanager
     def eager(self) -> Iterator[None]:
@@ -148,10 +139,6 @@ class Runner:
                 for name, p in self.frozen.items()
             }
         return self._copies
-
-    def _uncompiled(self) -> AbstractContextManager[object]:
-        """Run what the user has compiled as it is: a compiled network does not notice new hooks on its layers."""
-        return torch.compiler.set_stance("force_eager") if self._precompiled else nullcontext()
 
     def _autocast(self, device: torch.device) -> AbstractContextManager[object]:
         if self.engine.precision == "bf16":

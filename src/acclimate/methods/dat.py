@@ -14,9 +14,9 @@ from typing_extensions import Unpack
 
 from ..core.adapter import Adapter
 from ..core.options import Defaults, Options, Presets
-from ..core.sharing import exclusive
 from ..parts.multiscale import RATIOS, check_ratios, probabilities, resized, teach
 from ..parts.optimizers import fresh
+from ..parts.sharing import exclusive
 from ..parts.teacher import Teacher
 
 __all__ = ["DAT"]
@@ -114,7 +114,9 @@ class DAT(Adapter):
         assert self.optimizer is not None  # noqa: S101
         chosen = zip(gradients, self.chosen.tolist(), strict=True)
         with fresh(self.optimizer, rate=0.5 ** (int(self.round) - 1)):
-            self.update(gradients=[g if own else None for g, own in chosen], consistency=certain)
+            self.update(
+                gradients=[g if own else None for g, own in chosen], sound=self.sound(gradients), consistency=certain
+            )
 
     @torch.no_grad()
     def _teach(self, x: Tensor, source: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -135,6 +137,6 @@ class DAT(Adapter):
     @torch.no_grad()
     def _choose(self, gradients: Sequence[Tensor]) -> None:
         """Add the tensors with the largest Σ|gradient| to θ'."""
-        size = torch.stack([g.abs().sum() for g in gradients])
+        size = torch.stack([g.abs().sum() for g in gradients]).nan_to_num(0, 0, 0)
         largest = size.topk(max(1, int(self.share * len(size)))).indices
         self.chosen[largest] |= size[largest] > 0

@@ -12,13 +12,13 @@ from typing_extensions import Unpack
 from ..checks import check_images
 from ..core.adapter import Adapter
 from ..core.options import Defaults, Options, Presets
-from ..core.sharing import exclusive
 from ..core.step import Step, Uncertainty
 from ..engine import recordable
 from ..functional import certainty, consistency, entropy
 from ..parts.branches import Names
 from ..parts.fisher import Fisher, Images, refuse_fisher
 from ..parts.selection import Choice, Epsilon, Scaled, make_selector
+from ..parts.sharing import exclusive
 from ..parts.subnetwork import StochasticDepth, SubNetworks
 from .eata import Selecting
 

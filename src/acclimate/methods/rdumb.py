@@ -37,13 +37,19 @@ class RDumb(ETA):
 
     def adapt(self, x: Tensor) -> Tensor:
         """Start over if it is due; then predict and learn as ETA does."""
+        found = None
         if int(self.batches) and int(self.batches) % self.every == 0:
             refuse_non_finite(x)
+            found = self.state.copy()
             self.state.start_over("select")
         try:
             logits = super().adapt(x)
         except DivergenceError:
             self.batches.add(1)  # a network that has diverged must still reach its next restart
+            raise
+        except BaseException:
+            if found is not None:
+                self.state.restore(found)
             raise
         self.batches.add(1)
         return logits

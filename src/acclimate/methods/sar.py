@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from ..core.adapter import Adapter
-from ..core.learning import finite
 from ..core.options import Defaults, Options, Presets
 from ..functional import entropy
 from ..parts.selection import Reliable
@@ -80,7 +79,7 @@ class SAR(Adapter):
         kept = batch.kept(self.reliable(batch.logits) > 0)  # R
         if kept.any:
             g = self.gradients(kept.mean(entropy(kept.logits)))
-            sound = finite(g, self.optimizer)
+            sound = self.sound(g)
             with ascended(self.adapted, g, self.rho):  # θ' = θ + ρ·g/‖g‖
                 kept = batch.again(kept, where=self.reliable)  # R'
                 loss = kept.mean(entropy(kept.logits))

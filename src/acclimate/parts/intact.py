@@ -10,6 +10,7 @@ from torch.nn import Parameter
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .copying import copy_all
+from .wrappers import calls, is_compiled
 
 __all__ = ["Intact"]
 
@@ -35,24 +36,26 @@ class Intact:
         self.layers = tuple(m for m in self.modules if isinstance(m, _BatchNorm))
         self.parameters = tuple(network.parameters())
         self.owned = [(m._parameters, dict(m._parameters)) for m in self.modules if m._parameters]
+        self.owned += [(vars(m), calls(m)) for m in self.modules if is_compiled(m)]
 
     @contextmanager
     def __call__(self, generator: Generator, values: Sequence[Parameter] = ()) -> Iterator[None]:
         """Restore them, the generator, and the values of some parameters if the block raises."""
         training = [module.training for module in self.modules]
+        hooks = [{*m._forward_hooks, *m._forward_pre_hooks} if _hooked(m) else () for m in self.modules]
         tracking = [(layer.track_running_stats, dict(layer._buffers)) for layer in self.layers]
         gradients = [(p.requires_grad, p.grad) for p in self.parameters]
         random, before = generator.get_state(), [p.detach().clone() for p in values]
         try:
             yield
         except BaseException:
-            for now, own in self.owned:
-                now.update(own)  # others may have run in their place
-            for module, flag in zip(self.modules, training, strict=True):
+            for place, own in self.owned:
+                place.update(own)  # others may have run in their place
+            for module, flag, known in zip(self.modules, training, hooks, strict=True):
                 module.training = flag
-                for hooks in (module._forward_hooks, module._forward_pre_hooks):
-                    for key in [key for key, hook in hooks.items() if _ours(hook)]:
-                        del hooks[key]  # those of the user and of other libraries stay
+                for now in (module._forward_hooks, module._forward_pre_hooks):
+                    for key in [key for key, hook in now.items() if key not in known and _ours(hook)]:
+                        del now[key]  # those of other libraries stay
                         module._forward_pre_hooks_with_kwargs.pop(key, None)
             for layer, (flag, buffers) in zip(self.layers, tracking, strict=True):
                 layer.track_running_stats = flag
@@ -66,4 +69,8 @@ class Intact:
 
 
 def _ours(hook: object) -> bool:
-    return (getattr(hook, "__module__", "") or "").startswith(_PACKAGE)
+    return str(getattr(hook, "__module__", "")).split(".")[0] == _PACKAGE
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)

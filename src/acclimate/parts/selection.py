@@ -10,7 +10,6 @@ A selector is a module with its state in buffers, so an adapter saves, moves and
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
@@ -18,6 +17,7 @@ from typing import ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from ..checks import warn
 from ..functional import entropy, moving_average, reliability, similarity, threshold
 
 __all__ = ["Choice", "Epsilon", "Everything", "NonRedundant", "Reliable", "Scaled", "Selector", "make_selector"]
@@ -50,9 +50,7 @@ class AcceptanceAlarm:
                 if rate < 0.5
                 else ("over 99 %", "nothing is filtered out. Decrease margin or epsilon for this number of classes")
             )
-            warnings.warn(
-                f"the selection kept {share} of the samples in the last {self.window} batches: {remedy}", stacklevel=4
-            )
+            warn(f"the selection kept {share} of the samples in the last {self.window} batches: {remedy}")
 
 
 class Selector(nn.Module, ABC):

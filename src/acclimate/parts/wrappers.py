@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
-__all__ = ["is_compiled", "plain_names", "plain_network"]
+__all__ = ["calls", "is_compiled", "plain_names", "plain_network", "uncompiled"]
 
 _INNER = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
 
@@ -44,3 +46,22 @@ def plain_network(model: nn.Module) -> nn.Module:
 def is_compiled(module: nn.Module) -> bool:
     """Return whether the user has compiled a module, by torch.compile(module) or module.compile()."""
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+
+
+def calls(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes that make a compiled module run compiled code."""
+    return {name: vars(module)[name] for name in ("forward", "_compiled_call_impl") if name in vars(module)}
+
+
+@contextmanager
+def uncompiled(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Run compiled modules as they are: compiled code does not notice new hooks on its layers."""
+    found = [(module, calls(module)) for module in modules]
+    try:
+        for module, attributes in found:
+            plain = {"forward": plain_network(module).__call__, "_compiled_call_impl": None}
+            vars(module).update({name: plain[name] for name in attributes})
+        yield
+    finally:
+        for module, attributes in found:
+            vars(module).update(attributes)

@@ -1,0 +1,33 @@
+"""TF32 in matrix products: a setting of the whole process, which several adapters may need at the same time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["tf32"]
+
+_GUARD = threading.Lock()
+_USERS: list[Any] = []
+"""What the first of the present users has found, once per user."""
+
+
+@contextmanager
+def tf32() -> Iterator[None]:
+    """Allow TF32 inside the block. The first to enter notes the setting, the last to leave restores it."""
+    matmul: Any = torch.backends.cuda.matmul
+    setting, value = ("fp32_precision", "tf32") if hasattr(matmul, "fp32_precision") else ("allow_tf32", True)
+    with _GUARD:
+        _USERS.append(_USERS[0] if _USERS else getattr(matmul, setting))
+    try:
+        setattr(matmul, setting, value)
+        yield
+    finally:
+        with _GUARD:
+            found = _USERS.pop()
+            if not _USERS:
+                setattr(matmul, setting, found)

@@ -1,0 +1,114 @@
+"""What the adapters of one network share: locks, so that calls take turns, and a record of who has changed it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, MutableMapping
+from functools import wraps
+from itertools import count
+from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.utils.weak import WeakIdKeyDictionary
+
+__all__ = ["Sharing", "changed_by", "claim", "exclusive", "release"]
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+class Lock:
+    """One of the locks of a network, numbered so that all threads take several in the same order."""
+
+    numbers = count()
+
+    def __init__(self) -> None:
+        self.number = next(self.numbers)
+        self.renew()
+        _LOCKS.add(self)
+
+    def renew(self) -> None:
+        """Start with a free lock."""
+        self.own = threading.RLock()
+
+
+_LOCKS: WeakSet[Lock] = WeakSet()
+_OF_MODULES: WeakKeyDictionary[nn.Module, Lock] = WeakKeyDictionary()
+_CHANGES: MutableMapping[Any, tuple[str, Tensor]] = WeakIdKeyDictionary()
+"""Per parameter, the method that has changed it, and its value before."""
+_GUARD = threading.Lock()
+
+
+class Sharing:
+    """The locks of a network, as a context in which no other thread runs it.
+
+    Each module with parameters belongs to one lock. So a network and any wrapper around it have a lock in common, also
+    if the wrapper has parameters of its own.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        owners = [module for module in network.modules() if module._parameters] or [network]
+        with _GUARD:
+            unknown = [module for module in owners if module not in _OF_MODULES]
+            _OF_MODULES.update(dict.fromkeys(unknown, Lock()) if unknown else {})
+            self._locks = sorted({_OF_MODULES[module] for module in owners}, key=lambda lock: lock.number)
+
+    def __enter__(self) -> Sharing:
+        for lock in self._locks:
+            lock.own.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for lock in reversed(self._locks):
+            lock.own.release()
+
+
+def exclusive(call: Call) -> Call:
+    """Let one thread at a time run a method of any adapter over the same network."""
+
+    @wraps(call)
+    def run(self: Any, *arguments: Any, **named: Any) -> Any:
+        with self.sharing:
+            return call(self, *arguments, **named)
+
+    return cast("Call", run)
+
+
+def claim(method: str, parameters: Iterable[Parameter], before: Iterable[Tensor]) -> None:
+    """Note that a method is about to change parameters; a change that was noted earlier stays."""
+    with _GUARD:
+        for p, value in zip(parameters, before, strict=True):
+            _CHANGES.setdefault(p, (method, value))
+
+
+def release(parameters: Iterable[Parameter]) -> None:
+    """Forget the changes of parameters that are as they were."""
+    with _GUARD:
+        for p in parameters:
+            if p in _CHANGES and not _differs(p):
+                del _CHANGES[p]
+
+
+def changed_by(parameters: Iterable[Parameter]) -> str:
+    """Return the method that has changed one of these parameters; empty if none has."""
+    with _GUARD:
+        return next((_CHANGES[p][0] for p in parameters if p in _CHANGES and _differs(p)), "")
+
+
+def _differs(p: Parameter) -> bool:
+    return not torch.equal(p.detach(), _CHANGES[p][1].to(p.device, p.dtype))
+
+
+def _after_fork() -> None:
+    """Free the locks of threads that a new process does not have."""
+    global _GUARD
+    _GUARD = threading.Lock()
+    for lock in _LOCKS:
+        lock.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
