@@ -9,7 +9,17 @@ from torch import Tensor, nn
 
 __all__ = ["settings"]
 
-_PER_STEP = {"step", "execution", "frozen", "_last", "_claimed", "_report", "_trusted", "_warned_of_drops", "_warned_of_one"}
+_PER_STEP = {
+    "step",
+    "execution",
+    "frozen",
+    "_last",
+    "_claimed",
+    "_report",
+    "_trusted",
+    "_warned_of_drops",
+    "_warned_of_one",
+}
 """Attributes of an adapter that change from step to step, and that no recorded operation depends on."""
 _MODULE = vars(nn.Module()).keys() - {"training"}
 
