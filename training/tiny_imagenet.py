@@ -30,7 +30,7 @@ from torch import Generator, Tensor, nn
 
 from acclimate.bench.own_networks import NETWORKS
 from acclimate.bench.provenance import origin
-from acclimate.files import write_text
+from acclimate.files import rounded, write_text
 
 from .common import accuracy, load, one_cycle, recorded
 
@@ -282,7 +282,7 @@ class Training:
             "accuracy": result,
             "log": self.log,
         }
-        write_text(self.out / f"tiny_imagenet_{self.name}.json", json.dumps(content, indent=1) + "\n")
+        write_text(self.out / f"tiny_imagenet_{self.name}.json", json.dumps(rounded(content, 4), indent=1) + "\n")
         print(f"{self.name}: {100 * result:.2f} % of the validation images, with weights in half precision")
         return result
 

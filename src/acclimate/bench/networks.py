@@ -101,6 +101,22 @@ def _timm(name: str, weights: Path | None, given: Normalisation | None) -> Loade
     return Loaded(f"timm:{name}", _normalised(name, net, given, (config["mean"], config["std"])), sizes)
 
 
+def _keras_resnet50(weights: Path | None) -> Loaded:
+    """Return Keras' first ResNet-50, whose strides are on the first convolution of a block."""
+    if weights is None:
+        raise NetworkError("give the file of weights, keras-resnet50=FILE: see python -m training.imagenet_resnet50")
+    net = _library("timm").create_model("resnet50")
+    for stage in (net.layer2, net.layer3, net.layer4):
+        stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = 1e-3
+    _fill(net, weights)
+    mean, std = tuple(value / 255 for value in (123.68, 116.779, 103.939)), (1 / 255,) * 3
+    net.pretrained_cfg = {**net.pretrained_cfg, "mean": mean, "std": std}
+    return Loaded("keras-resnet50", Normalised(net), Preprocess(256, 224))
+
+
 def _torchvision(name: str, weights: Path | None, given: Normalisation | None) -> Loaded:
     models = _library("torchvision.models")
     with _fetching("torchvision", name):
@@ -188,6 +204,9 @@ KINDS: dict[str, str] = {
     "digits-vit": "the demo's small ViT, with LayerNorm",
     "cifar10-resnet": "a small ResNet for CIFAR-10, or cifar10-resnet=FILE",
     "cifar10-vit": "a small ViT for CIFAR-10, or cifar10-vit=FILE",
+    "tiny-imagenet-resnet": "a ResNet for Tiny-ImageNet, or tiny-imagenet-resnet=FILE",
+    "tiny-imagenet-vit": "a ViT for Tiny-ImageNet, or tiny-imagenet-vit=FILE",
+    "keras-resnet50=FILE": "Keras' ResNet-50 for ImageNet, which `python -m training.imagenet_resnet50` converts",
     "timm:NAME": "a network of timm, with weights from its hub, or from a file: timm:NAME=FILE; with another "
     "normalisation than its own: timm:NAME@imagenet, or timm:NAME@MEAN/STD",
     "torchvision:NAME": "a network of torchvision, or torchvision:NAME=FILE",
@@ -207,7 +226,9 @@ def load_network(spec: str, device: torch.device | str = "cpu") -> Loaded:
     """Load a network by its specification (see `KINDS`), in evaluation mode on a device."""
     library, _, name = spec.partition(":")
     own, _, weights = spec.partition("=")
-    if own in NETWORKS:
+    if own == "keras-resnet50":
+        loaded = _keras_resnet50(Path(weights) if weights else None)
+    elif own in NETWORKS:
         loaded = _ours(own, Path(weights) if weights else None)
     elif library in _LIBRARIES:
         named, normalisation = _split(name)

@@ -60,6 +60,32 @@ def _cifar10(path: str, _: Preprocess | None) -> Suite:
     return Corrupted("cifar10", clean_images(path), like="cifar-c", outputs=10)
 
 
+def _imagenet_5k(path: str, preprocess: Preprocess | None) -> Suite:
+    """Open five validation images per class. One of them is for choosing settings, four are for judging."""
+    root, part = _part(path)
+    below = Path(root) / "ILSVRC2012_img_val_subset"
+    where = below if below.is_dir() else root
+    images = ImageFolder(where, preprocess or Preprocess(256, 224), what="ImageNet-5k", each=5, upright=False)
+    if len(images.classes) != 1000:
+        raise DataError(f"imagenet-5k: {where} has {len(images.classes)} class folders, expected 0 to 999")
+    if part:
+        images.keep([index for index in range(len(images)) if (index % 5 == 0) == (part == "tune")])
+    return Corrupted("imagenet-5k", images, outputs=1000)
+
+
+def _tiny_imagenet(path: str, _: Preprocess | None) -> Suite:
+    """Open the validation images, which are for judging, or the training images that were held out."""
+    root, part = _part(path)
+    stems = ("tune", "tune_labels") if part == "tune" else ("clean", "labels")
+    return Corrupted("tiny-imagenet", clean_images(root, "tiny-imagenet", stems), outputs=200)
+
+
+def _part(path: str) -> tuple[str, str]:
+    """Split FOLDER,tune or FOLDER,judge."""
+    root, _, part = path.rpartition(",")
+    return (root, part) if part in ("tune", "judge") and root else (path, "")
+
+
 def _folder(path: str, preprocess: Preprocess | None) -> Suite:
     root, _, indices = path.rpartition(",")
     given = indices.endswith(".json")
@@ -103,6 +129,16 @@ SUITES: dict[str, _Entry] = {
     ),
     "imagenet-c-5k": _Entry(
         partial(_imagenet_c, each=5), "imagenet-c-5k:FOLDER[,CLEAN], the same with five fixed images per class"
+    ),
+    "imagenet-5k": _Entry(
+        _imagenet_5k,
+        "imagenet-5k:FOLDER[,tune or ,judge] with folders 0 to 999 of five validation images each, corrupted on the "
+        "fly; one of the five is for choosing settings, four are for judging",
+    ),
+    "tiny-imagenet": _Entry(
+        _tiny_imagenet,
+        "tiny-imagenet:FOLDER[,tune or ,judge], arrays of `python -m training.tiny_imagenet unpack`, corrupted on the "
+        "fly; tune are 5,000 training images that trained no network",
     ),
     "imagenet-r": _Entry(ImageNetR, "imagenet-r:FOLDER, renditions of 200 classes"),
     "cifar10": _Entry(_cifar10, "cifar10:FOLDER with clean.npy and labels.npy, corrupted on the fly or in advance"),

@@ -44,10 +44,10 @@ class CIFARC(Suite):
         return Part(clean_images(self.root, self.name))
 
 
-def clean_images(root: Path | str, name: str = "cifar10") -> ImageSet:
+def clean_images(root: Path | str, name: str = "cifar10", stems: tuple[str, str] = ("clean", "labels")) -> ImageSet:
     """Return the images of root/clean.npy with root/labels.npy, as `python -m training.cifar10 unpack` writes them."""
     folder = existing_folder(Path(root), name.upper())
-    images, labels = _load(folder, "clean", name), _load(folder, "labels", name)
+    images, labels = (_load(folder, stem, name) for stem in stems)
     return _Arrays(images, labels[: len(images)])
 
 
@@ -59,7 +59,7 @@ def _load(root: Path, stem: str, name: str) -> np.ndarray:
         array: np.ndarray = np.load(path, mmap_mode="r")
     except (ValueError, OSError, EOFError) as error:
         raise DataError(f"{path} cannot be read ({error}): the download may be incomplete. Fetch it again") from error
-    if stem != "labels" and (array.ndim != 4 or array.shape[3] != 3 or array.dtype != np.uint8):
+    if "labels" not in stem and (array.ndim != 4 or array.shape[3] != 3 or array.dtype != np.uint8):
         raise DataError(f"{path} holds {array.dtype} of shape {array.shape}: expected uint8 images (N, H, W, 3)")
     return array
 
