@@ -16,6 +16,7 @@ from typing import Any
 
 from ..checks import no_such
 from ..core.options import NETWORKS
+from ..core.settings_file import is_settings_file
 from ..core.signature import arguments_of
 from ..methods import METHODS
 from .scenarios import SCENARIOS
@@ -118,7 +119,7 @@ class Plan:
     probe_images: int = _option(1000, "Clean images that forgetting is measured on.", least=1)
     preset: str | None = _option(
         None,
-        "Hyper-parameters to start from.",
+        "Hyper-parameters to start from, or the file of `acclimate tune`.",
         choices=NETWORKS,
         usual="depends on the network",
     )
@@ -161,7 +162,9 @@ class Plan:
     def _check(name: str, value: Any, bounds: Mapping[str, Any]) -> None:
         if choices := bounds["choices"]:
             for each in value if name == "method" else [value]:
-                if each not in choices and (name, each) != ("preset", None):
+                if name == "preset" and (each is None or is_settings_file(each)):
+                    continue
+                if each not in choices:
                     raise PlanError(no_such(name, each, choices))
         if bounds["least"] is not None and value is not None:
             least, most = bounds["least"], bounds["most"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -38,7 +39,9 @@ try:
         console,
         one_line_errors,
         print_table,
+        print_trials,
         progress_bars,
+        repeatable,
         say,
         show_plan,
     )
@@ -194,6 +197,42 @@ def run(
     if skipped := max(result.skipped for result in results):
         say(f"[yellow]{skipped} broken images were left out[/]; `acclimate scan {escape(job.plan.data)}` lists them")
     say(f"\nResults: [bold]{out}[/]; `acclimate table {out}` shows every domain")
+
+
+_TUNED = (
+    *("methods", "model", "data", "severity", "batch_size", "images", "source", "source_images", "probe_images"),
+    *("preset", "overrides", "device", "engine", "precision", "workers", "cache", "skip_broken"),
+)
+
+
+@app.command()
+@plan_options(
+    *_TUNED,
+    about={"methods": "A method to tune; repeat for more.", "preset": "Hyper-parameters to start from."},
+    usual={"methods": "eata-c", "images": "512"},
+)
+def tune(
+    options: dict[str, Any],
+    labels: Annotated[
+        str, typer.Option(help="What counts as right: the labels of the data, or what the source network predicts.")
+    ] = "data",
+    forget: Annotated[float, typer.Option(help="Points of clean accuracy that a setting may cost.")] = 1.0,
+    minutes: Annotated[float, typer.Option(help="No trial starts after this time; each method has at least one.")] = 30,
+    out: Annotated[Path, typer.Option(help="The file of settings.")] = Path("acclimate-settings.json"),
+) -> None:
+    """Choose learning rates for a network of your own, on four corruptions of clean images that no table uses."""
+    from ..bench.tune import Tuning, write_settings
+
+    with one_line_errors("cannot tune", RESUMES):
+        trials_folder = out.with_name(f"{out.stem}-trials")
+        tuning = Tuning(combine({"methods": ["eata-c"], "images": 512}, options), trials_folder, labels)
+        tuning.first.check()
+        with locked(trials_folder), progress_bars() as progress:
+            task = progress.add_task("tune", total=tuning.batches, note="")
+            trials = [*tuning.trials(60 * minutes, lambda name: progress.update(task, advance=1, note=name))]
+        chosen = write_settings(out, tuning, trials, shlex.join(["acclimate", *repeatable(sys.argv[1:])]), forget)
+    print_trials(trials, chosen, forget)
+    say(f'\nSettings: [bold]{out}[/]; `acclimate run --preset {out}`, or `METHOD.preset("{out}", net)`, uses them')
 
 
 @app.command("scan")

@@ -19,6 +19,7 @@ from ..bench.evaluate import BatchResult
 from ..bench.result import Result
 from ..bench.run import Run
 from ..bench.tables import summary_table
+from ..bench.tune import Trial
 
 console = Console()
 messages = Console(stderr=True)
@@ -110,6 +111,21 @@ def progress_bars() -> Progress:
         TimeRemainingColumn(),
         console=messages,
     )
+
+
+def print_trials(trials: Sequence[Trial], chosen: Sequence[Trial], forget: float) -> None:
+    """Print all trials, the chosen ones in bold."""
+    table = Table("method", "settings", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("accuracy", "ECE", "forgotten"):
+        table.add_column(name, justify="right")
+    for trial in sorted(trials, key=lambda trial: trial.method):
+        settings = ", ".join(f"{name}={value:g}" for name, value in trial.settings.items())
+        numbers = [f"{value:.1f}" for value in (trial.accuracy, trial.ece, trial.forgotten)]
+        table.add_row(trial.method, settings, *numbers, style="bold" if trial in chosen else None)
+    console.print(table)
+    for trial in chosen:
+        if trial.forgotten > forget:
+            say(f"[yellow]every setting of {trial.method} forgets more than {forget:g} points[/]: --forget allows more")
 
 
 def print_table(title: str, results: Sequence[Result]) -> None:

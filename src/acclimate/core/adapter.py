@@ -46,6 +46,7 @@ from ..parts.sharing import Sharing, changed_by, claim, exclusive, release
 from .learning import finite, forgotten, gradients_on, optimizer_step
 from .options import NETWORKS, Defaults, MakeOptimizer, Presets, override
 from .prediction import STRATEGIES, Prediction, Strategy
+from .settings_file import is_settings_file, read_settings
 from .signature import call_text
 from .snapshot import Snapshot
 from .state import State
@@ -206,8 +207,12 @@ class Adapter(nn.Module, ABC):
     def preset(cls, network: str, model: nn.Module, **arguments: Any) -> Self:
         """Build with the paper's hyper-parameters for `"resnet50"`, `"vit-base"` or `"segformer-b5"`.
 
-        `"cifar-resnet"` and `"cifar-vit"` are for small networks with about ten classes. `arguments` override them.
+        `"cifar-resnet"` and `"cifar-vit"` are for small networks with about ten classes. A file that `acclimate tune`
+        has written, `"settings.json"`, has those for your network. `arguments` override them.
         """
+        if is_settings_file(network):
+            network, chosen = read_settings(network, cls.__name__)
+            arguments = {**chosen, **arguments}
         if network not in NETWORKS:
             raise ValueError(no_such("preset", network, NETWORKS))
         if network not in cls.presets:

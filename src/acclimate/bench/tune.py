@@ -1,0 +1,221 @@
+"""Choose settings for a network on corruptions and images that no result is judged on.
+
+Each method tries the same few learning rates on the four corruptions that ImageNet-C keeps apart: speckle noise,
+Gaussian blur, spatter and saturation, once as a lifelong stream and once each from the source. The most accurate
+setting wins, and the better calibrated one where two are equal; one that forgets clean images does not take part.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.options import Presets
+from ..core.settings_file import is_settings_file
+from ..core.signature import arguments_of
+from ..data.corruptions import EXTRA
+from ..data.on_the_fly import Corrupted
+from ..data.types import ImageSet
+from ..files import json_lines, rounded, write_text
+from ..methods import METHODS
+from .plan import Job, Plan, PlanError
+from .provenance import origin
+from .result import Result
+from .run import Run
+
+__all__ = ["FACTORS", "Trial", "Tuning", "choose", "learning_rate", "write_settings"]
+
+FACTORS = (1.0, 1 / 3, 3.0, 0.1)
+"""Multiples of the preset's learning rate, in the order in which they are tried."""
+SCENARIOS = ("lifelong", "single-domain")
+SEED = 1000
+"""Evaluations use small seeds, so streams for tuning are other streams."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting of a method, and its scores in per cent."""
+
+    method: str
+    settings: Mapping[str, Any]
+    accuracy: float
+    """Mean over the lifelong stream and the single domains."""
+    ece: float
+    forgotten: float
+    """Points of clean accuracy that were lost by the end of the lifelong stream."""
+    seconds: float = field(default=0.0, compare=False)
+
+
+def choose(trials: Sequence[Trial], *, most_forgotten: float = 1.0, equal: float = 0.1) -> Trial:
+    """Return the most accurate trial that forgets little; of equal ones, the one with the lowest ECE.
+
+    If all forget too much, return the one that forgets least.
+
+    >>> low = Trial("eata", {"lr": 1}, accuracy=50.0, ece=9.0, forgotten=0.1)
+    >>> high = Trial("eata", {"lr": 3}, accuracy=50.05, ece=12.0, forgotten=0.2)
+    >>> collapsed = Trial("eata", {"lr": 9}, accuracy=52.0, ece=8.0, forgotten=20.0)
+    >>> choose([low, high, collapsed]).settings
+    {'lr': 1}
+    """
+    kept = [trial for trial in trials if trial.forgotten <= most_forgotten]
+    if not kept:
+        return min(trials, key=lambda trial: trial.forgotten)
+    best = max(trial.accuracy for trial in kept)
+    return min((trial for trial in kept if trial.accuracy >= best - equal), key=lambda trial: trial.ece)
+
+
+def learning_rate(presets: Presets, start: str, default: float) -> float:
+    """Return the learning rate of a preset, which may be inside its optimizer."""
+    preset = presets.get(start, {})
+    inside = getattr(preset.get("optimizer"), "keywords", {}).get("lr")
+    return float(preset.get("lr") or inside or default)
+
+
+class Tuning:
+    """Trials of some methods on a network, each carried out like a run, so that a stopped one resumes.
+
+    Args:
+        plan: network, data and what a run needs; its corruptions, scenario and seeds are replaced.
+        out: the folder of the trials.
+        labels: `"data"`, or `"source"` where the data has no true ones: the source network's predictions of the clean
+            images count as right.
+    """
+
+    def __init__(self, plan: Plan, out: Path, labels: str = "data") -> None:
+        if labels not in ("data", "source"):
+            raise PlanError(f'labels={labels!r}: expected "data" or "source"')
+        if plan.preset is not None and is_settings_file(plan.preset):
+            raise PlanError(f"--preset {plan.preset}: settings start from a preset with a name, not from a file")
+        for name in plan.methods:
+            if "lr" not in arguments_of(METHODS[name]):
+                raise PlanError(f"{name} has no learning rate to choose: leave it out")
+        self.plan = replace(plan, shifts=EXTRA, seeds=(SEED,), probe="snapshot", scenario="lifelong")
+        self.out, self.labels = out, labels
+
+    @cached_property
+    def first(self) -> Run:
+        """A run that the others share network and data with."""
+        return self._prepared(Run(self.plan, self.out / "source"))
+
+    def settings(self, method: str) -> Iterator[dict[str, Any]]:
+        """Yield the settings to try, the preset's own first."""
+        rate = learning_rate(METHODS[method].presets, self.first.family, METHODS[method].defaults.lr)
+        yield from ({"lr": float(f"{factor * rate:.3g}")} for factor in FACTORS)
+
+    @property
+    def batches(self) -> int:
+        """The batches of all trials."""
+        return len(self.plan.methods) * len(FACTORS) * len(SCENARIOS) * len(self.first.scenario(SEED))
+
+    def trials(self, seconds: float | None = None, on_batch: Callable[[str], None] | None = None) -> Iterator[Trial]:
+        """Yield trials, one setting of every method after another. Each method has one before the time is over."""
+        start = time.monotonic()
+        grids = {method: self.settings(method) for method in self.plan.methods}
+        for turn in range(len(FACTORS)):
+            for method, grid in grids.items():
+                if turn and seconds is not None and time.monotonic() - start > seconds:
+                    return
+                yield self.trial(method, next(grid), on_batch)
+
+    def trial(self, method: str, settings: Mapping[str, Any], on_batch: Callable[[str], None] | None = None) -> Trial:
+        """Try one setting of a method."""
+        start, results = time.monotonic(), []
+        for scenario in SCENARIOS:
+            overrides = {method: {**self.plan.overrides.get(method, {}), **settings}}
+            plan = replace(self.plan, methods=(method,), scenario=scenario, overrides=overrides)
+            name = "-".join([method, scenario, *(f"{key}{value}" for key, value in settings.items())])
+            run = self._prepared(Run(plan, self.out / name, like=self.first))
+
+            def advance(batch: Any, score: float, name: str = name) -> None:  # noqa: ARG001
+                if on_batch is not None:
+                    on_batch(name)
+
+            results.append(run.do(Job(method, SEED), on_batch=advance))
+        lifelong = results[0]
+        return Trial(
+            method,
+            dict(settings),
+            accuracy=100 * _mean([result.accuracy for result in results]),
+            ece=100 * _mean([result.ece for result in results]),
+            forgotten=100 * _forgotten(lifelong),
+            seconds=time.monotonic() - start,
+        )
+
+    def _prepared(self, run: Run) -> Run:
+        """Give a run the source network's predictions as labels, if asked."""
+        if self.labels == "source" and "suite" not in vars(run):
+            shared = run.like
+            run.suite = shared.suite if shared is not None else self._relabelled(run)
+        return run
+
+    @staticmethod
+    @torch.no_grad()
+    def _relabelled(run: Run) -> Corrupted:
+        suite = run.suite
+        if not isinstance(suite, Corrupted):
+            raise PlanError(f"{run.plan.data} is not corrupted on the fly: give a folder of clean images")
+        images = suite.images
+        device, batch = run.plan.device, run.plan.batch_size
+        labels: list[int] = []
+        for start in range(0, len(images), batch):
+            x = torch.stack([_floating(images[i][0]) for i in range(start, min(start + batch, len(images)))])
+            labels += run.network.model(x.to(device)).argmax(1).tolist()
+        return Corrupted(suite.name, _Relabelled(images, labels), suite.classes, like=suite.like, outputs=suite.outputs)
+
+
+class _Relabelled:
+    def __init__(self, images: ImageSet, labels: Sequence[int]) -> None:
+        self.images, self.labels = images, labels
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.images[index][0], self.labels[index]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def write_settings(
+    file: Path, tuning: Tuning, trials: Sequence[Trial], command: str, most_forgotten: float
+) -> list[Trial]:
+    """Write the chosen settings, with all trials and their origin; return the chosen trials."""
+    by_method = {name: [trial for trial in trials if trial.method == name] for name in tuning.plan.methods}
+    chosen = {name: choose(found, most_forgotten=most_forgotten) for name, found in by_method.items() if found}
+    plan = tuning.plan
+    content = {
+        "command": command,
+        "origin": origin(torch.device(plan.device)),
+        "start": tuning.first.family,
+        "model": plan.model,
+        "methods": {METHODS[name].__name__: dict(trial.settings) for name, trial in chosen.items()},
+        "protocol": {
+            **{key: value for key, value in plan.protocol.items() if key != "scenario"},
+            "scenarios": SCENARIOS,
+            "labels": tuning.labels,
+            "seed": SEED,
+            "most_forgotten": most_forgotten,
+            "data": plan.data.partition(":")[0],
+        },
+        "trials": [asdict(trial) for trial in trials],
+    }
+    write_text(file, json_lines(rounded(content, digits=6), depth=2))
+    return [*chosen.values()]
+
+
+def _forgotten(result: Result) -> float:
+    after = result.domains[-1].clean_accuracy
+    return 0.0 if result.clean_before is None or after is None else result.clean_before - after
+
+
+def _floating(x: Tensor) -> Tensor:
+    return x if x.is_floating_point() else x.float() / 255
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
