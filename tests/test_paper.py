@@ -32,7 +32,13 @@ from acclimate.paper.reproduce import _start_process, reproduce, show, side_by_s
 from acclimate.paper.scales import SCALES, Scale
 from benchmarks import docs_tables
 
-DATA = {"paper": "imagenet-c:/data,/clean", "5k": "imagenet-c-5k:/data,/clean", "cifar10": "cifar10:/data"}
+DATA = {
+    "paper": "imagenet-c:/data,/clean",
+    "5k": "imagenet-c-5k:/data,/clean",
+    "imagenet-5k": "imagenet-5k:/data",
+    "tiny-imagenet": "tiny-imagenet:/data",
+    "cifar10": "cifar10:/data",
+}
 TINY = {"images": 32, "batch_size": 16, "source_images": 16, "probe_images": 16}
 
 
@@ -81,7 +87,8 @@ def test_the_ablation_is_that_of_the_paper() -> None:
 
 def test_epsilon_is_given_for_a_thousand_classes() -> None:
     values = {name: SCALES[name].epsilon(0.05) for name in SCALES}
-    assert values == {"paper": 0.05, "5k": 0.05, "cifar10": 0.5, "digits": 0.5}
+    tenfold = {"cifar10": 0.5, "digits": 0.5}
+    assert values == {"paper": 0.05, "5k": 0.05, "imagenet-5k": 0.05, "tiny-imagenet": 0.111803, **tenfold}
 
 
 @pytest.mark.parametrize(

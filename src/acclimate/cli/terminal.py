@@ -114,14 +114,15 @@ def progress_bars() -> Progress:
 
 
 def print_trials(trials: Sequence[Trial], chosen: Sequence[Trial], forget: float) -> None:
-    """Print all trials, the chosen ones in bold."""
-    table = Table("method", "settings", box=SIMPLE_HEAD, pad_edge=False)
+    """Print all trials, with an arrow at the chosen ones."""
+    table = Table("", "method", "settings", box=SIMPLE_HEAD, pad_edge=False)
     for name in ("accuracy", "ECE", "forgotten"):
         table.add_column(name, justify="right")
     for trial in sorted(trials, key=lambda trial: trial.method):
         settings = ", ".join(f"{name}={value:g}" for name, value in trial.settings.items())
         numbers = [f"{value:.1f}" for value in (trial.accuracy, trial.ece, trial.forgotten)]
-        table.add_row(trial.method, settings, *numbers, style="bold" if trial in chosen else None)
+        best = trial in chosen
+        table.add_row("→" if best else "", trial.method, settings, *numbers, style="bold" if best else None)
     console.print(table)
     for trial in chosen:
         if trial.forgotten > forget:

@@ -1,4 +1,4 @@
-"""Scales of a recipe: the paper's own data, a tenth of it, CIFAR-10, or digits, which need no download."""
+"""Scales of a recipe: the paper's own data, a tenth of it, smaller data sets, or digits, which need no download."""
 
 from __future__ import annotations
 
@@ -110,6 +110,25 @@ SCALES: dict[str, Scale] = {
         classes=1000,
         clean=5000,
         few={"memo": 500},
+    ),
+    "imagenet-5k": Scale(
+        "imagenet-5k",
+        "five validation images of each class of ImageNet, corrupted on the fly; Keras' ResNet-50",
+        "imagenet-5k:FOLDER, and --resnet keras-resnet50=FILE (python -m training.imagenet_resnet50)",
+        {**_IMAGENET, "resnet": "keras-resnet50"},
+        classes=1000,
+        clean=5000,
+        few={"memo": 500},
+        within=("resnet",),
+    ),
+    "tiny-imagenet": Scale(
+        "tiny-imagenet",
+        "Tiny-ImageNet corrupted on the fly, two networks of ours with 200 classes",
+        "tiny-imagenet:FOLDER (python -m training.tiny_imagenet unpack)",
+        {"resnet": "tiny-imagenet-resnet", "vit": "tiny-imagenet-vit"},
+        classes=200,
+        clean=10_000,
+        few={"memo": 1000},
     ),
     "cifar10": Scale(
         "cifar10",
