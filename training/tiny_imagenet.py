@@ -67,8 +67,8 @@ def number(name: str) -> int:
 class Augment:
     """Change a batch of images (B, 3, 64, 64) at random, on their device; no noise, blur or weather."""
 
-    def __init__(self, generator: Generator) -> None:
-        self.generator = generator
+    def __init__(self, generator: Generator, area: float = 0.35, colour: float = 0.3) -> None:
+        self.generator, self.area, self.colour = generator, area, colour
 
     def uniform(self, size: int, low: float, high: float) -> Tensor:
         """Return random numbers, one per image."""
@@ -79,9 +79,12 @@ class Augment:
         return self.cover(self.recolour(self.warp(x))).clamp(0, 1)
 
     def warp(self, x: Tensor) -> Tensor:
-        """Crop 35 % to all of the area, mirror, and turn or shear half of the images by up to 15 degrees."""
+        """Crop a part of at least `area`, mirror, and turn or shear half of the images by up to 15 degrees."""
         n = len(x)
-        side, aspect = self.uniform(n, 0.35, 1.0).sqrt(), self.uniform(n, math.log(3 / 4), math.log(4 / 3)).exp().sqrt()
+        side, aspect = (
+            self.uniform(n, self.area, 1.0).sqrt(),
+            self.uniform(n, math.log(3 / 4), math.log(4 / 3)).exp().sqrt(),
+        )
         width, height = (side * aspect).clamp(max=1), (side / aspect).clamp(max=1)
         mirrored = torch.where(self.uniform(n, 0, 1) < 0.5, -1.0, 1.0)
         angle, shear = (
@@ -95,8 +98,10 @@ class Augment:
         return F.grid_sample(x, grid, padding_mode="reflection", align_corners=False)
 
     def recolour(self, x: Tensor) -> Tensor:
-        """Change brightness, contrast and saturation by up to 30 %."""
-        bright, contrast, colour = (self.uniform(len(x), 0.7, 1.3)[:, None, None, None] for _ in range(3))
+        """Change brightness, contrast and saturation by up to `colour`."""
+        bright, contrast, colour = (
+            self.uniform(len(x), 1 - self.colour, 1 + self.colour)[:, None, None, None] for _ in range(3)
+        )
         x = x * bright
         grey = x.mean(1, keepdim=True)
         x = grey + colour * (x - grey)
@@ -128,9 +133,10 @@ class Augment:
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "resnet": {"epochs": 120, "lr": 0.4, "mixup": 0.0},
-    "vit": {"epochs": 255, "lr": 1e-3, "mixup": 0.3},
+    "resnet": {"epochs": 120, "lr": 0.4, "mixup": 0.0, "area": 0.35, "colour": 0.3},
+    "vit": {"epochs": 255, "lr": 1e-3, "mixup": 0.5, "area": 0.15, "colour": 0.4},
 }
+"""With an area of 0.35, colours by 0.3 and three tenths of Mixup, the ViT overfitted: 48.2 % after 255 epochs."""
 BATCH = 512
 
 
@@ -145,7 +151,7 @@ class Training:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.cuda = self.device == "cuda"
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.augment = Augment(self.generator)
+        self.augment = Augment(self.generator, settings["area"], settings["colour"])
         self.x, self.y = load(data, "train", "train_labels", self.device)
         self.model: nn.Module = NETWORKS[f"tiny-imagenet-{name}"]().to(self.device)
         if self.cuda and name == "resnet":
