@@ -151,6 +151,11 @@ def test_named_twice_counts_once() -> None:
         Plan(overrides={"tent": 5})
 
 
+def test_a_setting_of_a_method_that_does_not_run(tmp_path: Path) -> None:
+    code, said = run("--set", "eta.lr=0.1", "--dry-run", out=tmp_path / "out")
+    assert (code, "--set of eta has no effect" in said) == (0, True)
+
+
 def test_a_dry_run_of_a_network_without_norm_layers(tmp_path: Path) -> None:
     file = tmp_path / "net.py"
     file.write_text(

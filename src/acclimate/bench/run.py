@@ -189,8 +189,10 @@ class Run:
         if not self.plan.preset and other is not None and classes < 100:
             found.append(
                 f"{self.family}'s hyper-parameters are for 1,000 classes, and the network has {classes}: also "
-                f"try --preset {other}"
+                f"try --preset {other}, or let `acclimate tune` choose"
             )
+        if idle := [name for name in self.plan.overrides if name not in self.plan.methods]:
+            found.append(f"--set of {', '.join(idle)} has no effect: that method does not run")
         if unread := unread_files(self._image_sets()):
             found.append(unread)
         return found
