@@ -185,7 +185,7 @@ PAPER: dict[str, Iterable[Experiment]] = {
 }
 """Every table and figure: network, data, level, domains, scenario, methods, settings and probe."""
 
-BEYOND = {"rates", "slow-rates", "drop-rates", "toy"}
+BEYOND = {"tune", "directions", "rates", "slow-rates", "drop-rates", "toy"}
 """Not experiments of the paper; the toy figure has neither network nor data."""
 
 
@@ -263,7 +263,9 @@ def test_the_toy_needs_no_data() -> None:
     assert case.plan.data == "digits"
 
 
-@pytest.mark.parametrize(("name", "times"), [("rates", (0.05, 0.2, 1.0, 5.0, 30.0)), ("drop-rates", (0.3, 1.0, 3.0))])
+@pytest.mark.parametrize(
+    ("name", "times"), [("rates", (1.0, 1 / 3, 3.0, 0.1, 10.0, 1 / 30)), ("drop-rates", (0.3, 1.0, 3.0))]
+)
 def test_rates_beyond_the_paper_are_multiples_of_the_presets(name: str, times: tuple[float, ...]) -> None:
     usual = {(R50, "tent"): 2.5e-4, (VIT, "tent"): 1e-3, (R50, "eata"): 2.5e-4, (VIT, "eata"): 1e-3}
     usual |= {(R50, "eata-c"): 5e-3, (VIT, "eata-c"): 0.1}

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from torch.optim import Adam
 from typer.testing import CliRunner
 
-from acclimate import EATA, EATAC, Tent
+from acclimate import DAT, EATA, EATAC, Tent
 from acclimate.bench.own_networks import digits_resnet
 from acclimate.bench.plan import Plan, PlanError
 from acclimate.bench.run import Run
-from acclimate.bench.tune import FACTORS, SEED, Trial, Tuning, choose, learning_rate, write_settings
+from acclimate.bench.tune import FACTORS, SEED, Trial, Tuning, choose, learning_rate, settings_from, write_settings
 from acclimate.cli.main import app
 from acclimate.data.corruptions import BENCHMARK, EXTRA
 
@@ -41,9 +39,9 @@ def test_the_winner(trials: list[Trial], winner: int) -> None:
 
 
 def test_learning_rates_start_from_the_preset() -> None:
-    assert learning_rate({"a": {"lr": 0.1}}, "a", 0.5) == 0.1
-    assert learning_rate({"a": {"optimizer": partial(Adam, lr=0.2)}}, "a", 0.5) == 0.2
-    assert learning_rate({}, "a", 0.5) == 0.5
+    assert learning_rate("tent", "resnet50") == 2.5e-4
+    assert learning_rate("memo", "vit-base") == 1e-5, "inside its optimizer"
+    assert learning_rate("dat", "resnet50") == DAT.defaults.lr, "no preset"
 
 
 def test_every_method_has_the_same_trials_on_streams_apart(tmp_path: Path) -> None:
@@ -86,7 +84,9 @@ def test_without_labels_the_source_network_is_right_on_clean_images(tmp_path: Pa
 def test_a_file_is_a_preset(tmp_path: Path) -> None:
     tuning, file = Tuning(SMALL, tmp_path / "trials"), tmp_path / "settings.json"
     found = [Trial("tent", {"lr": 0.123}, 50, 10, 0), Trial("tent", {"lr": 0.5}, 40, 10, 0)]
-    assert write_settings(file, tuning, found, "acclimate tune", 1.0) == found[:1]
+    content, chosen = settings_from(tuning.plan, found, "resnet50")
+    assert chosen == found[:1]
+    write_settings(file, content, "acclimate tune", {"device": "CPU"})
     net = digits_resnet()
     rate = lambda adapter: adapter.optimizer.param_groups[0]["lr"]  # noqa: E731
     assert rate(Tent.preset(str(file), net)) == 0.123

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.options import Presets
 from ..core.settings_file import is_settings_file
 from ..core.signature import arguments_of
 from ..data.corruptions import EXTRA
@@ -26,17 +26,31 @@ from ..data.types import ImageSet
 from ..files import json_lines, rounded, write_text
 from ..methods import METHODS
 from .plan import Job, Plan, PlanError
-from .provenance import origin
 from .result import Result
 from .run import Run
 
-__all__ = ["FACTORS", "Trial", "Tuning", "choose", "learning_rate", "write_settings"]
+__all__ = [
+    "FACTORS",
+    "SCENARIOS",
+    "SEED",
+    "Trial",
+    "Tuning",
+    "choose",
+    "learning_rate",
+    "score",
+    "settings_from",
+    "settings_to_try",
+    "trial_plans",
+    "write_settings",
+]
 
-FACTORS = (1.0, 1 / 3, 3.0, 0.1)
+FACTORS = (1.0, 1 / 3, 3.0, 0.1, 10.0, 1 / 30)
 """Multiples of the preset's learning rate, in the order in which they are tried."""
 SCENARIOS = ("lifelong", "single-domain")
 SEED = 1000
 """Evaluations use small seeds, so streams for tuning are other streams."""
+MOST_FORGOTTEN = 1.0
+"""Points of clean accuracy that a setting may cost."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +67,7 @@ class Trial:
     seconds: float = field(default=0.0, compare=False)
 
 
-def choose(trials: Sequence[Trial], *, most_forgotten: float = 1.0, equal: float = 0.1) -> Trial:
+def choose(trials: Sequence[Trial], *, most_forgotten: float = MOST_FORGOTTEN, equal: float = 0.1) -> Trial:
     """Return the most accurate trial that forgets little; of equal ones, the one with the lowest ECE.
 
     If all forget too much, return the one that forgets least.
@@ -71,11 +85,40 @@ def choose(trials: Sequence[Trial], *, most_forgotten: float = 1.0, equal: float
     return min((trial for trial in kept if trial.accuracy >= best - equal), key=lambda trial: trial.ece)
 
 
-def learning_rate(presets: Presets, start: str, default: float) -> float:
-    """Return the learning rate of a preset, which may be inside its optimizer."""
-    preset = presets.get(start, {})
-    inside = getattr(preset.get("optimizer"), "keywords", {}).get("lr")
-    return float(preset.get("lr") or inside or default)
+def learning_rate(method: str, preset: str) -> float:
+    """Return a method's learning rate in a preset, which may be inside its optimizer."""
+    arguments = METHODS[method].presets.get(preset, {})
+    inside = getattr(arguments.get("optimizer"), "keywords", {}).get("lr")
+    return float(arguments.get("lr") or inside or METHODS[method].defaults.lr)
+
+
+def settings_to_try(method: str, preset: str) -> list[dict[str, Any]]:
+    """Return the settings of a method to try, the preset's own first."""
+    rate = learning_rate(method, preset)
+    return [{"lr": float(f"{factor * rate:.3g}")} for factor in FACTORS]
+
+
+def trial_plans(plan: Plan, method: str, settings: Mapping[str, Any]) -> list[Plan]:
+    """Return the plans of a trial: one setting of a method, lifelong and each corruption from the source.
+
+    What a method that starts anew for each image does is the same in both.
+    """
+    plan = replace(plan, shifts=EXTRA, seeds=(SEED,), probe="snapshot", methods=(method,))
+    plan = replace(plan, overrides={method: {**plan.overrides.get(method, {}), **settings}})
+    scenarios = SCENARIOS[:1] if METHODS[method].episodic else SCENARIOS
+    return [replace(plan, scenario=scenario) for scenario in scenarios]
+
+
+def score(method: str, settings: Mapping[str, Any], results: Sequence[Result], seconds: float = 0.0) -> Trial:
+    """Return a trial with the scores of its results, the lifelong one first."""
+    return Trial(
+        method,
+        dict(settings),
+        accuracy=100 * mean(result.accuracy for result in results),
+        ece=100 * mean(result.ece for result in results),
+        forgotten=100 * _forgotten(results[0]),
+        seconds=seconds,
+    )
 
 
 class Tuning:
@@ -104,33 +147,27 @@ class Tuning:
         """A run that the others share network and data with."""
         return self._prepared(Run(self.plan, self.out / "source"))
 
-    def settings(self, method: str) -> Iterator[dict[str, Any]]:
-        """Yield the settings to try, the preset's own first."""
-        rate = learning_rate(METHODS[method].presets, self.first.family, METHODS[method].defaults.lr)
-        yield from ({"lr": float(f"{factor * rate:.3g}")} for factor in FACTORS)
-
     @property
     def batches(self) -> int:
         """The batches of all trials."""
-        return len(self.plan.methods) * len(FACTORS) * len(SCENARIOS) * len(self.first.scenario(SEED))
+        plans = sum(len(trial_plans(self.plan, method, {})) for method in self.plan.methods)
+        return plans * len(FACTORS) * len(self.first.scenario(SEED))
 
     def trials(self, seconds: float | None = None, on_batch: Callable[[str], None] | None = None) -> Iterator[Trial]:
         """Yield trials, one setting of every method after another. Each method has one before the time is over."""
         start = time.monotonic()
-        grids = {method: self.settings(method) for method in self.plan.methods}
+        grids = {method: settings_to_try(method, self.first.family) for method in self.plan.methods}
         for turn in range(len(FACTORS)):
-            for method, grid in grids.items():
+            for method, settings in grids.items():
                 if turn and seconds is not None and time.monotonic() - start > seconds:
                     return
-                yield self.trial(method, next(grid), on_batch)
+                yield self.trial(method, settings[turn], on_batch)
 
     def trial(self, method: str, settings: Mapping[str, Any], on_batch: Callable[[str], None] | None = None) -> Trial:
         """Try one setting of a method."""
         start, results = time.monotonic(), []
-        for scenario in SCENARIOS:
-            overrides = {method: {**self.plan.overrides.get(method, {}), **settings}}
-            plan = replace(self.plan, methods=(method,), scenario=scenario, overrides=overrides)
-            name = "-".join([method, scenario, *(f"{key}{value}" for key, value in settings.items())])
+        for plan in trial_plans(self.plan, method, settings):
+            name = "-".join([method, plan.scenario, *(f"{key}{value}" for key, value in settings.items())])
             run = self._prepared(Run(plan, self.out / name, like=self.first))
 
             def advance(batch: Any, score: float, name: str = name) -> None:  # noqa: ARG001
@@ -138,15 +175,7 @@ class Tuning:
                     on_batch(name)
 
             results.append(run.do(Job(method, SEED), on_batch=advance))
-        lifelong = results[0]
-        return Trial(
-            method,
-            dict(settings),
-            accuracy=100 * _mean([result.accuracy for result in results]),
-            ece=100 * _mean([result.ece for result in results]),
-            forgotten=100 * _forgotten(lifelong),
-            seconds=time.monotonic() - start,
-        )
+        return score(method, settings, results, time.monotonic() - start)
 
     def _prepared(self, run: Run) -> Run:
         """Give a run the source network's predictions as labels, if asked."""
@@ -181,31 +210,48 @@ class _Relabelled:
         return len(self.images)
 
 
-def write_settings(
-    file: Path, tuning: Tuning, trials: Sequence[Trial], command: str, most_forgotten: float
-) -> list[Trial]:
-    """Write the chosen settings, with all trials and their origin; return the chosen trials."""
-    by_method = {name: [trial for trial in trials if trial.method == name] for name in tuning.plan.methods}
-    chosen = {name: choose(found, most_forgotten=most_forgotten) for name, found in by_method.items() if found}
-    plan = tuning.plan
+def settings_from(
+    plan: Plan,
+    trials: Sequence[Trial],
+    preset: str,
+    *,
+    labels: str = "data",
+    most_forgotten: float = MOST_FORGOTTEN,
+) -> tuple[dict[str, Any], list[Trial]]:
+    """Return the chosen settings with all trials, as `write_settings` takes them; and the chosen trials.
+
+    Args:
+        plan: the network and the protocol.
+        trials: of all methods.
+        preset: the one that the settings change.
+        labels: whose labels count as right.
+        most_forgotten: points of clean accuracy that a setting may cost.
+    """
+    by_method: dict[str, list[Trial]] = {}
+    for trial in trials:
+        by_method.setdefault(trial.method, []).append(trial)
+    chosen = {name: choose(found, most_forgotten=most_forgotten) for name, found in by_method.items()}
+    protocol = {key: value for key, value in plan.protocol.items() if key not in ("scenario", "data")}
     content = {
-        "command": command,
-        "origin": origin(torch.device(plan.device)),
-        "start": tuning.first.family,
-        "model": plan.model,
+        "start": preset,
+        "model": plan.model.partition("=")[0],
         "methods": {METHODS[name].__name__: dict(trial.settings) for name, trial in chosen.items()},
         "protocol": {
-            **{key: value for key, value in plan.protocol.items() if key != "scenario"},
+            **protocol,
             "scenarios": SCENARIOS,
-            "labels": tuning.labels,
+            "labels": labels,
             "seed": SEED,
             "most_forgotten": most_forgotten,
             "data": plan.data.partition(":")[0],
         },
         "trials": [asdict(trial) for trial in trials],
     }
-    write_text(file, json_lines(rounded(content, digits=6), depth=2))
-    return [*chosen.values()]
+    return content, [*chosen.values()]
+
+
+def write_settings(file: Path, content: Mapping[str, Any], command: str, origin: Mapping[str, Any]) -> None:
+    """Write settings that were chosen, with the command and the origin: versions, device, commit."""
+    write_text(file, json_lines(rounded({"command": command, "origin": origin, **content}, digits=6), depth=2))
 
 
 def _forgotten(result: Result) -> float:
@@ -215,7 +261,3 @@ def _forgotten(result: Result) -> float:
 
 def _floating(x: Tensor) -> Tensor:
     return x if x.is_floating_point() else x.float() / 255
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -10,11 +10,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, get_args
 
+import torch
+
 from .._version import __version__
 from ..bench.demo import DEMO_METHODS, demo_plans
 from ..bench.locks import locked
 from ..bench.networks import KINDS
 from ..bench.plan import combine, read_config
+from ..bench.provenance import origin
 from ..bench.result import Count
 from ..bench.result_folder import read_plan, read_results
 from ..bench.run import Run
@@ -221,7 +224,7 @@ def tune(
     out: Annotated[Path, typer.Option(help="The file of settings.")] = Path("acclimate-settings.json"),
 ) -> None:
     """Choose learning rates for a network of your own, on four corruptions of clean images that no table uses."""
-    from ..bench.tune import Tuning, write_settings
+    from ..bench.tune import Tuning, settings_from, write_settings
 
     with one_line_errors("cannot tune", RESUMES):
         trials_folder = out.with_name(f"{out.stem}-trials")
@@ -230,7 +233,9 @@ def tune(
         with locked(trials_folder), progress_bars() as progress:
             task = progress.add_task("tune", total=tuning.batches, note="")
             trials = [*tuning.trials(60 * minutes, lambda name: progress.update(task, advance=1, note=name))]
-        chosen = write_settings(out, tuning, trials, shlex.join(["acclimate", *repeatable(sys.argv[1:])]), forget)
+        content, chosen = settings_from(tuning.plan, trials, tuning.first.family, labels=labels, most_forgotten=forget)
+        command = shlex.join(["acclimate", *repeatable(sys.argv[1:])])
+        write_settings(out, content, command, origin(torch.device(tuning.plan.device)))
     print_trials(trials, chosen, forget)
     say(f'\nSettings: [bold]{out}[/]; `acclimate run --preset {out}`, or `METHOD.preset("{out}", net)`, uses them')
 

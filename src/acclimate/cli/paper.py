@@ -61,10 +61,14 @@ def list_recipes() -> None:
 def run_recipes(
     options: dict[str, Any],
     names: Annotated[list[str], typer.Argument(help="Recipes, as listed by `acclimate paper list`; or all.")],
-    scale: Annotated[str, typer.Option(help="paper, 5k, cifar10 or digits.")] = "digits",
+    scale: Annotated[str, typer.Option(help="A scale, as listed by `acclimate paper list`.")] = "digits",
     resnet: Annotated[str | None, typer.Option(help="Another network with BatchNorm, named as for --model.")] = None,
     vit: Annotated[str | None, typer.Option(help="Another network with LayerNorm.")] = None,
     segformer: Annotated[str | None, typer.Option(help="Another network for street scenes.")] = None,
+    preset: Annotated[
+        list[str] | None,
+        typer.Option(help="Settings that the recipe `tune` has chosen; repeat for more networks."),
+    ] = None,
     method: Annotated[
         list[str] | None, typer.Option(help="Measure only this method; repeat for more. All by default.")
     ] = None,
@@ -84,7 +88,7 @@ def run_recipes(
     """Reproduce tables and figures of the paper. Each recipe writes its numbers, and a table or a figure."""
     from ..paper.recipes import RECIPES
     from ..paper.reproduce import claimed, reproduce, side_by_side
-    from ..paper.scales import KINDS_OF_NETWORK, SCALES
+    from ..paper.scales import KINDS_OF_NETWORK, SCALES, presets_in
 
     _check("scale", [scale], SCALES)
     _check("recipe", names, [*RECIPES, "all"])
@@ -96,10 +100,12 @@ def run_recipes(
     command = shlex.join(["acclimate", *repeatable(sys.argv[1:])])
     with one_line_errors("cannot run", RESUMES):
         at = SCALES[scale].on(networks=networks, only=tuple(method or ()), within=within, **options)
+        at = at.on(presets=presets_in(preset or (), at.networks))
         chosen = [RECIPES[name] for name in dict.fromkeys(names) if name != "all"]
         if "all" in names:
             kind, special = at.data.partition(":")[0], {kind for recipe in RECIPES.values() for kind in recipe.data}
-            possible = [r for r in RECIPES.values() if kind in r.data or (kind not in special and not r.data)]
+            fitting = [r for r in RECIPES.values() if kind in r.data or (kind not in special and not r.data)]
+            possible = [recipe for recipe in fitting if at.parts or not recipe.apart]
             chosen = [recipe for recipe in possible if any(case.due(at) for case in recipe.plans(at))]
         _show_cost(chosen, at, out / at.name, console if dry_run else messages)
         if dry_run:

@@ -13,7 +13,7 @@ from typing import Any
 
 from .options import NETWORKS
 
-__all__ = ["is_settings_file", "read_settings"]
+__all__ = ["is_settings_file", "model_of", "read_settings"]
 
 
 def is_settings_file(name: str) -> bool:
@@ -23,14 +23,25 @@ def is_settings_file(name: str) -> bool:
 
 def read_settings(file: str | Path, method: str) -> tuple[str, dict[str, Any]]:
     """Return the preset that a file starts from, and what it changes for a method."""
+    content = _read(file)
+    return content["start"], dict(content["methods"].get(method, {}))
+
+
+def model_of(file: str | Path) -> str:
+    """Return the network that the settings were chosen for."""
+    return str(_read(file).get("model", ""))
+
+
+def _read(file: str | Path) -> dict[str, Any]:
     path = Path(file)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file of settings {path}: `acclimate tune` writes one")
     try:
         content = json.loads(path.read_text())
-        start, changed = content["start"], content["methods"].get(method, {})
+        start = content["start"]
+        content["methods"] = {method: dict(own) for method, own in content["methods"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} has no settings: expected what `acclimate tune` writes") from error
     if start not in NETWORKS:
         raise ValueError(f"{path} starts from {start!r}, which is no preset: expected one of {', '.join(NETWORKS)}")
-    return start, dict(changed)
+    return dict(content)

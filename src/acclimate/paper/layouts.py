@@ -17,6 +17,8 @@ from matplotlib.figure import Figure
 from ..bench.figures import COLOURS, STYLE, examples, reliability
 from ..bench.result import Result
 from ..bench.tables import Table, mean_and_deviation, paper_table
+from ..bench.tune import score, settings_from
+from ..methods import METHODS
 from .numbers import Case, Shown
 from .published import compare_source, with_paper
 
@@ -31,6 +33,7 @@ __all__ = [
     "measured_grid",
     "pictures",
     "sweep",
+    "trials",
     "whole_table",
 ]
 
@@ -101,6 +104,27 @@ def sweep(axis: str, *metrics: str, xscale: str = "linear") -> Layout:
         return Shown({"": (header, table)}, {"": figure})
 
     return show
+
+
+def trials(cases: Sequence[Case]) -> Shown:
+    """Trials of each method and network, the chosen ones marked; and the settings that were chosen."""
+    networks: dict[str, dict[tuple[str, float], list[Case]]] = {}
+    for case in cases:
+        own = networks.setdefault(case.column.partition(",")[0], {})
+        own.setdefault((case.row, case.x or 0.0), []).append(case)
+    order, rows, settings = [*METHODS], [], {}
+    for network, own in networks.items():
+        plans = [each[0].plan for each in own.values()]
+        found = [
+            score(plan.methods[0], {"lr": lr}, [case.results[0] for case in each])
+            for plan, ((_, lr), each) in zip(plans, own.items(), strict=True)
+        ]
+        settings[network], chosen = settings_from(plans[0], found, str(plans[0].preset))
+        for trial in sorted(found, key=lambda trial: (order.index(trial.method), trial.settings["lr"])):
+            numbers = [f"{value:.1f}" for value in (trial.accuracy, trial.ece, trial.forgotten)]
+            mark = "chosen" if trial in chosen else ""
+            rows.append([network, METHODS[trial.method].__name__, f"{trial.settings['lr']:g}", *numbers, mark])
+    return Shown({"": (["", "", "lr", "Acc.", "ECE", "Clean acc. lost", ""], rows)}, settings=settings)
 
 
 def by_domain(what: str) -> Layout:

@@ -42,6 +42,8 @@ class Shown:
     """Tables with more columns, for csv."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """What to know about a table, below it in Markdown."""
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings that were chosen, by network."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,12 @@ class Recipe:
     data: Sequence[str] = ()
     """Kinds of data that it can use; empty for images with corruptions."""
 
+    apart: bool = False
+    """Whether it needs a scale with images apart for choosing settings."""
+
     def plans(self, scale: Scale) -> list[Case]:
         """Return its cases at a scale, each with a name of its own."""
-        if self.data and scale.data.partition(":")[0] not in self.data:
+        if (self.data and scale.data.partition(":")[0] not in self.data) or (self.apart and not scale.parts):
             raise PlanError(f"the recipe {self.name} needs {self.needs}")
         cases = [*self.cases(scale)]
         if len({case.name for case in cases}) != len(cases):

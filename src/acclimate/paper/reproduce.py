@@ -24,6 +24,9 @@ from ..bench.result import Result
 from ..bench.run import Run
 from ..bench.stream import SampledDomain
 from ..bench.tables import FORMATS
+from ..bench.tune import write_settings
+from ..core.options import FEW_CLASSES
+from ..core.settings_file import is_settings_file
 from ..data.corruptions import BENCHMARK
 from ..files import write_text
 from ..methods import METHODS
@@ -31,7 +34,7 @@ from .numbers import Case, Measure, Numbers, Recipe, Shown, Tick
 from .published import legend, notes_beside, paper_table_of
 from .scales import Scale
 
-__all__ = ["claimed", "reproduce", "show", "side_by_side"]
+__all__ = ["claimed", "reproduce", "show", "side_by_side", "whose_settings"]
 
 
 @contextmanager
@@ -152,14 +155,32 @@ def show(recipe: Recipe, numbers: Numbers, out: Path) -> list[Path]:
         )
     text = numbers.text()
     shown = recipe.show(Numbers.parse(text).cases)
+    chosen = {out / f"settings-{network}.json": content for network, content in shown.settings.items()}
+    for path, content in chosen.items():
+        write_settings(path, content, numbers.command, numbers.origins[0])
+    first, settings = next(iter(shown.tables)), whose_settings(numbers.cases)
+    about = {part: (shown.notes.get(part), recipe.note if part == first else "", settings) for part in shown.tables}
+    notes = {part: "\n\n".join(filter(None, lines)) for part, lines in about.items()}
     if published := paper_table_of(recipe.name):
-        notes = {**shown.notes, "paper": notes_beside(recipe.name, shown.tables[""])}
-        shown = replace(shown, tables={**shown.tables, "paper": published}, notes=notes)
-    first = next(iter(shown.tables))
-    about = "\n\n".join(filter(None, (shown.notes.get(first), recipe.note)))
+        notes["paper"] = notes_beside(recipe.name, shown.tables[""])
+        shown = replace(shown, tables={**shown.tables, "paper": published})
     file = out / f"{recipe.name}.json"
     write_text(file, text)
-    return [*_written(recipe.name, replace(shown, notes={**shown.notes, first: about}), out), file]
+    return [*_written(recipe.name, replace(shown, notes=notes), out), *chosen, file]
+
+
+def whose_settings(cases: Sequence[Case]) -> str:
+    """Say which networks and whose settings a table shows: the paper's, our own, or those that `tune` chose."""
+    said = []
+    for model, preset in dict.fromkeys((case.plan.model.partition("=")[0], str(case.plan.preset)) for case in cases):
+        if is_settings_file(preset):
+            whose = f"learning rates chosen on other images and corruptions ({Path(preset).name})"
+        elif preset in FEW_CLASSES.values():
+            whose = f"our settings for ten classes ({preset}), chosen on this stream"
+        else:
+            whose = f"the paper's settings for {preset}"
+        said.append(f"{model}: {whose}")
+    return "; ".join(said) + "."
 
 
 def _written(name: str, shown: Shown, out: Path) -> Iterator[Path]:

@@ -8,9 +8,11 @@ from typing import Any, Literal
 
 from ..bench.demo import digit_overrides
 from ..bench.plan import Plan, PlanError
+from ..core.settings_file import is_settings_file, model_of, read_settings
+from ..methods import METHODS
 from ..parts.selection import Scaled
 
-__all__ = ["CLASSIFIERS", "KINDS_OF_NETWORK", "SCALES", "Kind", "Scale"]
+__all__ = ["CLASSIFIERS", "KINDS_OF_NETWORK", "SCALES", "Kind", "Scale", "presets_in"]
 
 Kind = Literal["resnet", "vit", "segformer"]
 KINDS_OF_NETWORK: Sequence[Kind] = ("resnet", "vit", "segformer")
@@ -37,7 +39,9 @@ class Scale:
     presets: Mapping[Kind, str] = field(
         default_factory=lambda: {"resnet": "resnet50", "vit": "vit-base", "segformer": "segformer-b5"}
     )
-    """Names of the presets."""
+    """Names of the presets, or files with settings that the recipe `tune` has chosen."""
+    parts: bool = False
+    """Whether its data has a part `,tune` for choosing settings, and a part `,judge` for all other recipes."""
     few: Mapping[str, int] = field(default_factory=dict)
     """Images per domain for slow methods."""
     only: Sequence[str] = ()
@@ -45,21 +49,42 @@ class Scale:
     within: Sequence[Kind] = ()
     """Networks to measure on; all if empty."""
 
+    @property
+    def classifiers(self) -> list[Kind]:
+        """The networks that classify images."""
+        return [kind for kind in CLASSIFIERS if kind in self.networks]
+
+    def nearest(self, kind: Kind) -> Kind:
+        """Return the kind of network that the paper uses, or the one that there is instead."""
+        return kind if kind in self.networks else next(iter(self.classifiers), kind)
+
+    @property
+    def judged(self) -> str:
+        """The data that results are judged on."""
+        return f"{self.data},judge" if self.parts and self.data else self.data
+
+    @property
+    def held_out(self) -> str:
+        """The data that settings are chosen on: other images than those that are judged."""
+        return f"{self.data},tune"
+
     def on(
         self,
         *,
         data: str | None = None,
         networks: Mapping[Kind, str] | None = None,
+        presets: Mapping[Kind, str] | None = None,
         only: Sequence[str] = (),
         within: Sequence[Kind] = (),
         **fields: Any,
     ) -> Scale:
-        """Return the scale with other data, networks, methods or fields of a plan, if they are given."""
+        """Return the scale with other data, networks, presets, methods or fields of a plan, if they are given."""
         given = {name: value for name, value in fields.items() if value is not None}
         return replace(
             self,
             data=data or self.data,
             networks={**self.networks, **(networks or {})},
+            presets={**self.presets, **(presets or {})},
             fields={**self.fields, **given},
             only=only or self.only,
             within=within or self.within,
@@ -74,12 +99,34 @@ class Scale:
         own = self.settings.get(network, {})
         overrides = {method: {**own.get(method, {}), **(arguments or {})} for method in methods}
         given = {name: settings for name, settings in overrides.items() if settings}
-        fields = {"data": self.data, "overrides": given, **self.fields, **fields}
+        fields = {"data": self.judged, "overrides": given, **self.fields, **fields}
         return Plan(methods=methods, model=self.networks[network], preset=self.presets[network], **fields)
+
+    def setting(self, network: Kind, method: str, argument: str) -> float:
+        """Return an argument that a method has here."""
+        preset, chosen = self.presets[network], dict[str, Any]()
+        if is_settings_file(preset):
+            preset, chosen = read_settings(preset, METHODS[method].__name__)
+        own = self.settings.get(network, {}).get(method, {})
+        value: float = {**METHODS[method].presets[preset], **chosen, **own}[argument]
+        return value
 
     def epsilon(self, value: float) -> float:
         """Convert the paper's ε for 1,000 classes to this scale's number of classes."""
         return round(Scaled(value).at(self.classes), 6)
+
+
+def presets_in(files: Sequence[str], networks: Mapping[Kind, str]) -> dict[Kind, str]:
+    """Return which of the networks each file of settings was chosen for."""
+    found: dict[Kind, str] = {}
+    for file in files:
+        model = model_of(file)
+        own = [kind for kind, name in networks.items() if name.partition("=")[0] == model]
+        if not own:
+            known = ", ".join(networks.values())
+            raise PlanError(f"{file} has settings for {model}, which is none of the networks here: {known}")
+        found |= dict.fromkeys(own, file)
+    return found
 
 
 _IMAGENET: Mapping[Kind, str] = {
@@ -113,13 +160,13 @@ SCALES: dict[str, Scale] = {
     ),
     "imagenet-5k": Scale(
         "imagenet-5k",
-        "five validation images of each class of ImageNet, corrupted on the fly; Keras' ResNet-50",
+        "four validation images of each class of ImageNet, corrupted on the fly; Keras' ResNet-50",
         "imagenet-5k:FOLDER, and --resnet keras-resnet50=FILE (python -m training.imagenet_resnet50)",
-        {**_IMAGENET, "resnet": "keras-resnet50"},
+        {"resnet": "keras-resnet50"},
         classes=1000,
-        clean=5000,
-        few={"memo": 500},
-        within=("resnet",),
+        clean=4000,
+        parts=True,
+        few={"memo": 500, "tea": 1000},
     ),
     "tiny-imagenet": Scale(
         "tiny-imagenet",
@@ -128,7 +175,8 @@ SCALES: dict[str, Scale] = {
         {"resnet": "tiny-imagenet-resnet", "vit": "tiny-imagenet-vit"},
         classes=200,
         clean=10_000,
-        few={"memo": 1000},
+        parts=True,
+        few={"memo": 500, "tea": 1000},
     ),
     "cifar10": Scale(
         "cifar10",
