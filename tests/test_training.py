@@ -112,6 +112,9 @@ def test_imagenet_5k(tmp_path: Path) -> None:
     assert not {*parts[",tune"].paths} & {*parts[",judge"].paths}
     assert all(int(path.parent.name) == label for path, label in zip(parts[""].paths, parts[""].labels, strict=True))
     assert sorted(parts[",tune"].labels) == [*range(1000)]
+    open_suite(f"imagenet-5k:{tmp_path}").check_classes(1000)
+    with pytest.raises(DataError, match="has 10"):
+        open_suite(f"imagenet-5k:{tmp_path}").check_classes(10)
     (root / "7" / "ILSVRC2012_val_0.JPEG").unlink()
     with pytest.raises(DataError, match="expected 5"):
         open_suite(f"imagenet-5k:{tmp_path}")

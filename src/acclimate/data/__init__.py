@@ -66,8 +66,9 @@ def _imagenet_5k(path: str, preprocess: Preprocess | None) -> Suite:
     below = Path(root) / "ILSVRC2012_img_val_subset"
     where = below if below.is_dir() else root
     images = ImageFolder(where, preprocess or Preprocess(256, 224), what="ImageNet-5k", each=5, upright=False)
-    if len(images.classes) != 1000:
+    if {*images.classes} != {str(index) for index in range(1000)}:
         raise DataError(f"imagenet-5k: {where} has {len(images.classes)} class folders, expected 0 to 999")
+    images.folders = None  # their names are the indices, by this data set's layout
     if part:
         images.keep([index for index in range(len(images)) if (index % 5 == 0) == (part == "tune")])
     return Corrupted("imagenet-5k", images, outputs=1000)

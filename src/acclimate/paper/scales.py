@@ -166,7 +166,7 @@ SCALES: dict[str, Scale] = {
         classes=1000,
         clean=4000,
         parts=True,
-        few={"memo": 500, "tea": 1000},
+        few={"memo": 250, "tea": 500},
     ),
     "tiny-imagenet": Scale(
         "tiny-imagenet",
