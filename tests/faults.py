@@ -80,8 +80,8 @@ class AtOperation(TorchDispatchMode):
 class AtLine:
     """Strike before the n-th line of the package, or of the context managers that it uses.
 
-    Python raises an interrupt after a call, never between the end of a `with` and the release of a lock of its own, so
-    those lines are left out.
+    Python handles no interrupt between the end of a `with` and the release of a lock of its own, but a tracer sees a
+    line there, so those lines, which are all in `sharing.py`, are left out. Real interrupts test them.
     """
 
     FILES = (str(Path(acclimate.__file__).parent), contextlib.__file__, stateless.__file__, _contextlib.__file__)

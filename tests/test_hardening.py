@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import math
+import random
+import signal
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from cases import CASES
-from faults import in_child, weights
+from faults import _free, in_child, weights
 from networks import images, make, stream
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
-from acclimate import EATA, ETA, METHODS, SAR, BNAdapt, RDumb, Source, StateError, Tent, subnetwork
+from acclimate import (
+    DAT,
+    EATA,
+    ETA,
+    ETAC,
+    MEMO,
+    METHODS,
+    SAR,
+    TEA,
+    BNAdapt,
+    CoTTA,
+    RDumb,
+    Source,
+    StateError,
+    Tent,
+    subnetwork,
+)
 from acclimate.core.adapter import Adapter
 from acclimate.parts.wrappers import calls
 
@@ -518,3 +540,87 @@ def test_copies_are_independent() -> None:
     copied.reset()
     adapter.reset()
     assert same(copied.model, weights(adapter.model))
+
+
+# What a second hostile reviewer found ---------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timer here")
+@pytest.mark.parametrize("which", ["predict_only", "forward", "snapshot", "reset", "build", "copy"])
+def test_no_real_interrupt_leaves_a_lock_held(which: str) -> None:
+    """A signal may arrive between any two instructions, also while a lock is taken or freed."""
+    net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+    adapter, x = Tent(net), torch.rand(8, 4)
+    calls: dict[str, Callable[[], object]] = {
+        "predict_only": partial(adapter.predict_only, x),
+        "forward": partial(adapter, x),
+        "snapshot": adapter.snapshot,
+        "reset": adapter.reset,
+        "build": lambda: Tent(net),
+        "copy": partial(copy.deepcopy, adapter),
+    }
+    before, delays = signal.signal(signal.SIGALRM, signal.default_int_handler), random.Random(0)
+    try:
+        for number in range(150):
+            with contextlib.suppress(KeyboardInterrupt):
+                end = time.monotonic() + 0.1  # Python ignores an interrupt inside a weak reference's callback
+                signal.setitimer(signal.ITIMER_REAL, delays.uniform(1e-6, 2e-3))
+                while time.monotonic() < end:
+                    calls[which]()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert all(_free(lock.own) for lock in adapter.sharing._locks), f"interrupt {number}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_what_another_adapter_has_changed_is_noticed() -> None:
+    net, x = make("bn"), images(8)
+    source, memo, head = (
+        Source(net),
+        MEMO(net, views=2, augment=lambda x, _: x),
+        Tent(net, parameters=["head.weight"], lr=1e-2),
+    )
+    tent = Tent(net, lr=1e-2)
+    source(x)
+    tent(x)
+    for adapter in (source, memo, head):
+        with pytest.warns(UserWarning, match="Tent has changed this network"):
+            adapter(x)
+        adapter(x)  # said once
+    for adapter in (head, tent):
+        adapter.reset()
+    source(x)
+
+
+def test_a_state_belongs_to_the_network_before_any_adapter_changed_it(tmp_path: Path) -> None:
+    net = make("bn")
+    saved, other = Tent(net, lr=1e-2), Tent(net, parameters=["head.weight"], lr=1e-2)
+    other(images(8))
+    saved.save(tmp_path / "state")
+    Tent(make("bn"), lr=1e-2).load(tmp_path / "state")
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "expected"),
+    [
+        (ETAC, {"alpha": "abc"}, "alpha='abc'; expected a number"),
+        (ETAC, {"drop": None}, "drop=None"),
+        (CoTTA, {"views": 2.5}, "views=2.5; expected a whole number"),
+        (CoTTA, {"threshold": None}, "threshold=None"),
+        (MEMO, {"views": True}, "views=True"),
+        (MEMO, {"views": math.inf}, "views=inf"),
+        (MEMO, {"augment": "flip"}, "augment='flip'; expected a function or None"),
+        (SAR, {"floor": "abc"}, "floor='abc'"),
+        (TEA, {"steps": 2.5}, "steps=2.5"),
+        (DAT, {"search": "abc"}, "search='abc'"),
+        (Tent, {"lr": "abc"}, "lr='abc'"),
+    ],
+)
+def test_settings_of_the_wrong_kind_are_refused(method: Any, arguments: dict[str, Any], expected: str) -> None:
+    with pytest.raises(TypeError, match=expected):
+        method(make("bn"), **arguments)
+    adapter = Tent(make("bn"), lr=torch.tensor(1e-3).item())
+    with pytest.raises(TypeError, match="seed"):
+        adapter.seed = "abc"

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..checks import read_logits
 from ..core.adapter import Adapter
@@ -119,9 +120,10 @@ class Run:
         arguments |= {"engine": plan.engine, "precision": plan.precision, **plan.overrides.get(job.method, {})}
         if self._needs_source(job.method):
             source = self._source(job.seed)
-            if source_images is not None:
-                source = replace(source, picks=source.picks[:source_images], workers=0)
-            arguments["source"] = [x for x, _ in source.on(plan.device)]
+            if source_images is None:
+                arguments["source"] = [x for x, _ in source.on(plan.device)]
+            else:
+                arguments["source"] = [self._first_images(source, source_images)[0]]
         return METHODS[job.method].preset(self.family, self.network.model, **arguments)
 
     def start(self, job: Job, adapter: Adapter) -> Result:
@@ -252,7 +254,7 @@ class Run:
         if like is not None:
             return like.outputs
         domain = next(d for d in self.scenario(self.plan.seeds[0]).domains if isinstance(d, SampledDomain))
-        x, y = next(iter(replace(domain, picks=domain.picks[:1], workers=0).on(self.plan.device)))
+        x, y = self._first_images(domain, 1)
         try:
             with torch.no_grad():
                 logits = read_logits(self.network.model(x), x)
@@ -262,6 +264,12 @@ class Run:
         if self.suite.classes is None:
             check_labels(y, logits)
         return logits.shape[1]
+
+    def _first_images(self, domain: SampledDomain, count: int) -> tuple[Tensor, Tensor]:
+        """Return the first images of a domain and their labels; the first that can be read, with `skip_broken`."""
+        picks = domain.picks if self.plan.skip_broken else domain.picks[:count]
+        x, y = next(iter(replace(domain, picks=picks, workers=0).on(self.plan.device)))
+        return x[:count], y[:count]
 
     def _check_adapter(self, method: str, job: Job) -> None:
         """Raise if a method cannot be built; two images stand for those of the Fisher importance."""

@@ -47,7 +47,7 @@ from .learning import finite, forgotten, gradients_on, optimizer_step
 from .options import NETWORKS, Defaults, MakeOptimizer, Presets, override
 from .prediction import STRATEGIES, Prediction, Strategy
 from .settings_file import is_settings_file, read_settings
-from .signature import call_text
+from .signature import call_text, refuse_wrong_type
 from .snapshot import Snapshot
 from .state import State
 from .step import Passes, Step
@@ -123,6 +123,7 @@ class Adapter(nn.Module, ABC):
             raise TypeError(f"{name}: expected a torch.nn.Module, got {type(model).__name__}")
         if torch.is_inference_mode_enabled() or any(p.is_inference() for p in model.parameters()):
             raise RuntimeError(f"{name}: build the model and the adapter outside torch.inference_mode()")
+        refuse_wrong_type(type(self), "lr", lr)
         if lr is not None and optimizer is not None:
             raise ValueError(f"{name}: give lr= or optimizer=, not both")
         if statistics not in ("batch", "source"):
@@ -137,42 +138,55 @@ class Adapter(nn.Module, ABC):
         self.model = model
         self.statistics, self.detach_statistics, self.seed = statistics, detach_statistics, seed
         self._which = self.defaults.parameters if parameters is None else parameters
-        with Sharing(model):
-            named = adapted_parameters(name, model, self._which)
-            refuse_half_precision(name, (p.dtype for p in named.values()))
-            if other := changed_by(model.parameters()):
-                warn(
-                    f"{other} has changed this network: {name} starts from the changed parameters, and its reset() "
-                    "returns to those. Call reset() of the other adapter first, or give each a copy of the network"
-                )
-            self.names, self.adapted = tuple(named), tuple(named.values())
-            self._asked = engine, precision, strategy
-            self.runner = Runner(model, named, choose(engine, precision, model, self.device))
-            self.recorder = Recorder(self)
-            self.execution: Execution = Live()
-            self.strategy = self._choose_strategy(strategy)
-            self.passes = Passes().to(self.device)
-            self.generator = Generator().manual_seed(seed)
-            """The generator is on the CPU, so that random numbers are the same on every device."""
-            self.classes: Tensor | None
-            self.register_buffer("classes", class_index(classes, self.device), persistent=False)
-            self._class_list = None if classes is None else [int(c) for c in classes]
-            make = optimizer or partial(self.defaults.optimizer, lr=self.defaults.lr if lr is None else lr)
-            self.optimizer: Optimizer | None = make(list(self.adapted)) if named else None
-            for group in [] if self.optimizer is None else self.optimizer.param_groups:
-                for key, value in group.items():
-                    refuse_not_a_number(name, key, value)
-                if math.isinf(group.get("lr") or 0.0):
-                    raise ValueError(f"{name}: lr={group['lr']} is infinite")
-            start_momentum(self.optimizer)
-            self.state = State(self, {} if self.episodic else named)
+        Sharing(model).run(partial(self._build, lr, optimizer, engine, precision, strategy, classes))
         self.step = Step(0)
         """The record of the current batch, which `predict`, `kept` and `update` fill."""
         self._last: Step | None = None
         self._claimed = False  # whether the network is noted as changed by this adapter
+        self._changes_seen = self.sharing.changes
         self._warned_of_drops = False
         self._trusted = False  # true once a batch has shown that the model returns logits
         self._warned_of_one = False
+
+    def _build(
+        self,
+        lr: float | None,
+        optimizer: MakeOptimizer | None,
+        engine: Engine | Literal["eager", "recorded", "auto"],
+        precision: Precision | None,
+        strategy: Strategy | None,
+        classes: Sequence[int] | None,
+    ) -> None:
+        """Build what depends on the network as it is now."""
+        name, model = type(self).__name__, self.model
+        named = adapted_parameters(name, model, self._which)
+        refuse_half_precision(name, (p.dtype for p in named.values()))
+        if other := changed_by(model.parameters()):
+            warn(
+                f"{other} has changed this network: {name} starts from the changed parameters, and its reset() "
+                "returns to those. Call reset() of the other adapter first, or give each a copy of the network"
+            )
+        self.names, self.adapted = tuple(named), tuple(named.values())
+        self._asked = engine, precision, strategy
+        self.runner = Runner(model, named, choose(engine, precision, model, self.device))
+        self.recorder = Recorder(self)
+        self.execution: Execution = Live()
+        self.strategy = self._choose_strategy(strategy)
+        self.passes = Passes().to(self.device)
+        self.generator = Generator().manual_seed(self.seed)
+        """The generator is on the CPU, so that random numbers are the same on every device."""
+        self.classes: Tensor | None
+        self.register_buffer("classes", class_index(classes, self.device), persistent=False)
+        self._class_list = None if classes is None else [int(c) for c in classes]
+        make = optimizer or partial(self.defaults.optimizer, lr=self.defaults.lr if lr is None else lr)
+        self.optimizer: Optimizer | None = make(list(self.adapted)) if named else None
+        for group in [] if self.optimizer is None else self.optimizer.param_groups:
+            for key, value in group.items():
+                refuse_not_a_number(name, key, value)
+            if math.isinf(group.get("lr") or 0.0):
+                raise ValueError(f"{name}: lr={group['lr']} is infinite")
+        start_momentum(self.optimizer)
+        self.state = State(self, {} if self.episodic else named)
 
     # For users --------------------------------------------------------------------------------------------------------
 
@@ -184,6 +198,7 @@ class Adapter(nn.Module, ABC):
         self.recorder.settle()
         x = check_images(x, self.device)
         self._claim()
+        self._notice_others()
         with self._aside(len(x), self.adapted if self.episodic else ()), self.learning(), self.runner.tf32():
             logits = self.adapt(x.clone() if x.is_inference() else x.detach())
             step = self.step
@@ -249,6 +264,7 @@ class Adapter(nn.Module, ABC):
         self.restore(self.state.source())
         release(self.adapted)
         self._claimed = False
+        self.sharing.note_change()
 
     @exclusive
     def save(self, path: str | Path) -> None:
@@ -416,11 +432,11 @@ class Adapter(nn.Module, ABC):
             raise ValueError(f"classes= names class {last}; the model has {logits.shape[1]} classes")
         return output._replace(logits=logits.index_select(1, self.classes))
 
-    @contextmanager
-    def _eagerly(self) -> Iterator[None]:
-        """Run eager passes in the network's own precision inside the block, with gradients on."""
-        with self.sharing, self._aside(0), self.learning(), self.runner.eager():
-            yield
+    @exclusive
+    def eagerly(self, call: Callable[[], Tensor]) -> Tensor:
+        """Call a function whose passes run eagerly in the network's own precision, with gradients on."""
+        with self._aside(0), self.learning(), self.runner.eager():
+            return call()
 
     def _claim(self) -> None:
         """Check the network before it changes, and note who changes it."""
@@ -429,6 +445,18 @@ class Adapter(nn.Module, ABC):
             self.state.source()
             claim(type(self).__name__, self.state.parameters.values(), self.state.before.values())
             self._claimed = True
+            self.sharing.note_change()
+
+    def _notice_others(self) -> None:
+        """Warn if another adapter has changed parameters that this one does not restore."""
+        if self._changes_seen != self.sharing.changes:
+            self._changes_seen = self.sharing.changes
+            own = set(map(id, self.state.parameters.values()))
+            if other := changed_by(p for p in self.model.parameters() if id(p) not in own):
+                warn(
+                    f"{other} has changed this network, so {type(self).__name__} predicts with what it has learned. "
+                    "Call reset() of the other adapter first, or give each a copy of the network"
+                )
 
     def _watch_drops(self) -> None:
         """Warn once about dropped steps."""
@@ -475,11 +503,11 @@ class Adapter(nn.Module, ABC):
         sparse = self.selective and self.engine.compiled and apart
         return asked or ("sparse" if sparse else self.defaults.strategy)
 
+    @exclusive
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        with self.sharing:
-            copied = memo[id(self)] = type(self).__new__(type(self))
-            vars(copied).update({name: deepcopy(value, memo) for name, value in vars(self).items()})
-            vars(copied)["_claimed"] = False
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        vars(copied).update({name: deepcopy(value, memo) for name, value in vars(self).items()})
+        vars(copied)["_claimed"] = False
         return copied
 
     @exclusive
@@ -522,6 +550,7 @@ class Adapter(nn.Module, ABC):
         if name in self.set_once and name in vars(self):
             raise AttributeError(f"{type(self).__name__}.{name} is used when the adapter is built: build another one")
         refuse_not_a_number(type(self).__name__, name, value)
+        refuse_wrong_type(type(self), name, value)
         super().__setattr__(name, value)
 
     def load_state_dict(self, *_: Any, **__: Any) -> Any:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import collections.abc
 import inspect
+from collections.abc import Callable
 from functools import cache
-from typing import Any, get_args, get_type_hints
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ..engine import Engine
 from ..parts.wrappers import plain_network
 
-__all__ = ["arguments_of", "call_text"]
+__all__ = ["arguments_of", "call_text", "refuse_wrong_type"]
 
 
 def call_text(adapter: Any, base: type, *, engine: bool) -> str:
@@ -55,6 +60,41 @@ def arguments_of(method: Any) -> tuple[str, ...]:
         elif parameter.kind is parameter.VAR_KEYWORD:  # **options: Unpack[Options]
             names |= dict.fromkeys(get_args(hints[parameter.name])[0].__annotations__)
     return tuple(name for name in names if name not in method.without)
+
+
+def refuse_wrong_type(method: type, name: str, value: object) -> None:
+    """Raise if a setting is not of the kind that the method's signature says: a number, a whole number, a function."""
+    kinds = _kinds(method).get(name)
+    if not kinds or isinstance(value, Tensor):
+        return
+    none, whole, number, function, other = (kind in kinds for kind in (type(None), int, float, Callable, object))
+    fits = (
+        other
+        or (value is None and none)
+        or (isinstance(value, Integral) and not isinstance(value, bool) and (whole or number))
+        or (isinstance(value, Real) and not isinstance(value, Integral) and number)
+        or (callable(value) and function)
+    )
+    if not fits:
+        expected = "a function" if function else "a number" if number else "a whole number"
+        raise TypeError(f"{method.__name__}: {name}={value!r}; expected {expected}{' or None' * none}")
+
+
+@cache
+def _kinds(method: type) -> dict[str, frozenset[Any]]:
+    """Return which kinds of value each argument may have; `object` where anything else than these is possible."""
+    known = {int: int, float: float, type(None): type(None), collections.abc.Callable: Callable}
+    found: dict[str, frozenset[Any]] = {}
+    for cls in reversed(method.__mro__):
+        init = vars(cls).get("__init__")
+        parameters = inspect.signature(init).parameters.values() if inspect.isfunction(init) else ()
+        named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "optimizer"]
+        hints = get_type_hints(init) if named else {}
+        for name in named:
+            hint = hints.get(name, object)
+            choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+            found[name] = frozenset(known.get(get_origin(each) or each, object) for each in choices)
+    return found
 
 
 def _setting(adapter: Any, name: str) -> Any:

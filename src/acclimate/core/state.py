@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from ..checks import warn
 from ..engine.capture import Slot
 from ..parts.copying import copies, copy_all
+from ..parts.sharing import original
 from ..parts.wrappers import plain_names
 from . import state_file
 from .snapshot import Snapshot, StateError, optimizer_state, restore_optimizer
@@ -125,7 +126,8 @@ class State:
             source = {id(p): before[name] for name, p in self.parameters.items()}  # also for tied parameters
             network = self.adapter.get_submodule("model")
             tensors, plain = network.state_dict(keep_vars=True), plain_names(network)
-            kept = ((plain(name), source.get(id(t), t)) for name, t in tensors.items() if isinstance(t, Tensor))
+            found = ((name, t) for name, t in tensors.items() if isinstance(t, Tensor))
+            kept = ((plain(name), source[id(t)] if id(t) in source else original(t)) for name, t in found)
             self._fingerprint = state_file.fingerprint(kept)
         return self._fingerprint
 

@@ -60,11 +60,11 @@ def read_image(path: Path, preprocess: Preprocess, *, upright: bool = True) -> T
         from PIL import Image
     except ImportError as error:
         raise ImportError(f"reading images needs Pillow: {install_command('bench')}") from error
-    with naming_broken_files(path), Image.open(path) as opened:
+    with naming_broken_files(path), path.open("rb") as file, Image.open(file) as opened:  # a path is mapped to memory
         opened.load()
         picture = opened if opened.mode == "RGB" else _rgb(path, opened)
-        if upright and "exif" in opened.info:
-            picture = _turned(picture)
+        if upright:
+            picture = _turned(picture, opened)
     if preprocess.resize is not None:
         picture = picture.resize(
             _resized(picture.size, preprocess), getattr(Image.Resampling, preprocess.interpolation.upper())
@@ -130,16 +130,22 @@ def _rgb(path: Path, picture: Any) -> Any:
     return picture.convert("RGB")
 
 
-def _turned(picture: Any) -> Any:
+def _turned(picture: Any, opened: Any) -> Any:
     """Turn a picture as the EXIF orientation of its file says. Damaged EXIF data says nothing."""
-    from PIL import ImageOps
+    from PIL.ExifTags import Base
+    from PIL.Image import Transpose
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return ImageOps.exif_transpose(picture)
+            orientation = opened.getexif().get(Base.Orientation, 1)
         except Exception:  # Pillow has no common class for what damaged data may raise
             return picture
+    turns = (
+        *(Transpose.FLIP_LEFT_RIGHT, Transpose.ROTATE_180, Transpose.FLIP_TOP_BOTTOM, Transpose.TRANSPOSE),
+        *(Transpose.ROTATE_270, Transpose.TRANSVERSE, Transpose.ROTATE_90),
+    )
+    return picture.transpose(turns[orientation - 2]) if orientation in range(2, 9) else picture
 
 
 def existing_folder(root: Path, what: str) -> Path:

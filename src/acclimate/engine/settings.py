@@ -14,6 +14,7 @@ _PER_STEP = {
     "execution",
     "frozen",
     "_last",
+    "_changes_seen",
     "_claimed",
     "_report",
     "_trusted",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, Protocol, TypeAlias
 
 import torch
@@ -41,8 +40,8 @@ class Learner(Protocol):
     def coupled(self) -> bool:
         """Whether the samples of a batch depend on each other."""
 
-    def _eagerly(self) -> AbstractContextManager[None]:
-        """Run eager passes in the network's own precision inside the block, with gradients on."""
+    def eagerly(self, call: Callable[[], Tensor]) -> Tensor:
+        """Call a function whose passes run eagerly in the network's own precision, with gradients on."""
 
     def logits(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """Run one pass."""
@@ -76,8 +75,7 @@ class Fisher(nn.Module):
         """
         if how not in _IMPORTANCE:
             raise ValueError(f"fisher={how!r}: expected one of {', '.join(map(repr, _IMPORTANCE))}")
-        with adapter._eagerly():
-            importance = _IMPORTANCE[how](adapter, _checked(images, adapter.device))
+        importance = adapter.eagerly(lambda: _IMPORTANCE[how](adapter, _checked(images, adapter.device)))
         if not bool(importance.isfinite().all()):
             raise ValueError("the source images gave NaN or infinite gradients: no importance could be estimated")
         return cls(importance, _vector(adapter.adapted))

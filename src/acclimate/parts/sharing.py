@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, MutableMapping
-from functools import wraps
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
 from itertools import count
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakSet
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["Sharing", "changed_by", "claim", "exclusive", "release"]
+__all__ = ["Sharing", "changed_by", "claim", "exclusive", "original", "release"]
 
 Call = TypeVar("Call", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 
 class Lock:
@@ -27,6 +29,7 @@ class Lock:
 
     def __init__(self) -> None:
         self.number = next(self.numbers)
+        self.changes = 0
         self.renew()
         _LOCKS.add(self)
 
@@ -46,7 +49,8 @@ class Sharing:
     """The locks of a network, as a context in which no other thread runs it.
 
     Each module with parameters belongs to one lock. So a network and any wrapper around it have a lock in common, also
-    if the wrapper has parameters of its own.
+    if the wrapper has parameters of its own. `run` is for calls that an interrupt may strike at any time: Python
+    handles none between taking a lock by `with` and the block, or between the block and freeing it.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -55,15 +59,47 @@ class Sharing:
             unknown = [module for module in owners if module not in _OF_MODULES]
             _OF_MODULES.update(dict.fromkeys(unknown, Lock()) if unknown else {})
             self._locks = sorted({_OF_MODULES[module] for module in owners}, key=lambda lock: lock.number)
+        self._held = threading.local()
+
+    def run(self, call: Callable[[], Result]) -> Result:
+        """Return what a function returns; no other thread runs the network meanwhile."""
+        return _within(self._locks, call)
+
+    @property
+    def changes(self) -> int:
+        """A number that is another one whenever an adapter begins to change the network, or restores it."""
+        return sum(lock.changes for lock in self._locks)
+
+    def note_change(self) -> None:
+        """Count a change."""
+        for lock in self._locks:
+            lock.changes += 1
 
     def __enter__(self) -> Sharing:
-        for lock in self._locks:
-            lock.own.acquire()
+        held = _holding(self._locks)
+        held.__enter__()
+        vars(self._held).setdefault("stack", []).append(held)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for lock in reversed(self._locks):
-            lock.own.release()
+        self._held.stack.pop().__exit__(None, None, None)
+
+
+def _within(locks: Sequence[Lock], call: Callable[[], Result]) -> Result:
+    if not locks:
+        return call()
+    with locks[0].own:
+        return _within(locks[1:], call)
+
+
+@contextmanager
+def _holding(locks: Sequence[Lock]) -> Iterator[None]:
+    """Hold locks. After an interrupt on the way in or out they are freed with the generator."""
+    if not locks:
+        yield
+        return
+    with locks[0].own, _holding(locks[1:]):
+        yield
 
 
 def exclusive(call: Call) -> Call:
@@ -71,8 +107,7 @@ def exclusive(call: Call) -> Call:
 
     @wraps(call)
     def run(self: Any, *arguments: Any, **named: Any) -> Any:
-        with self.sharing:
-            return call(self, *arguments, **named)
+        return self.sharing.run(partial(call, self, *arguments, **named))
 
     return cast("Call", run)
 
@@ -96,6 +131,12 @@ def changed_by(parameters: Iterable[Parameter]) -> str:
     """Return the method that has changed one of these parameters; empty if none has."""
     with _GUARD:
         return next((_CHANGES[p][0] for p in parameters if p in _CHANGES and _differs(p)), "")
+
+
+def original(tensor: Tensor) -> Tensor:
+    """Return a parameter's value before any adapter has changed it; other tensors as they are."""
+    with _GUARD:
+        return _CHANGES[tensor][1] if tensor in _CHANGES else tensor
 
 
 def _differs(p: Parameter) -> bool:
