@@ -16,6 +16,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from acclimate.bench.plan import Plan, PlanError
+from acclimate.bench.run import Run
 from acclimate.bench.scenarios import lifelong
 from acclimate.bench.stream import SampledDomain
 from acclimate.cli.main import app
@@ -121,6 +122,48 @@ def test_images_are_turned_as_exif_says(tmp_path: Path, suffix: str) -> None:
     found = pixels(tmp_path / f"a.{suffix}")
     assert found.shape == (3, 24, 16)
     assert (found[0].int() - torch.from_numpy(np.array(upright))[..., 0].int()).abs().max() <= 3
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "I;16"])
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_images_of_other_modes_are_turned_as_well(tmp_path: Path, suffix: str, mode: str) -> None:
+    if (suffix, mode) == ("png", "CMYK"):
+        return  # there is no such PNG
+    corner = np.zeros((4, 6), np.uint8)
+    corner[0, 0] = 255
+    picture = Image.fromarray(corner.astype(np.uint16) * 257 if mode == "I;16" else corner)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (picture if mode in ("L", "I;16") else picture.convert(mode)).save(tmp_path / f"a.{suffix}", exif=exif)
+    found = pixels(tmp_path / f"a.{suffix}")
+    assert found.shape == (3, 6, 4)
+    assert (found[0] > 128).nonzero().tolist() == [[0, 3]]
+
+
+def test_the_first_images_of_a_run_may_be_broken(tmp_path: Path) -> None:
+    for label in range(10):
+        (tmp_path / f"{label}").mkdir()
+        for number in range(4):
+            Image.fromarray(noise()).save(tmp_path / f"{label}" / f"{number}.png")
+    plan = Plan(
+        methods=("eata",),
+        model="cifar10-resnet",
+        data=f"folder:{tmp_path}",
+        shifts=("fog",),
+        batch_size=8,
+        source_images=8,
+        probe="none",
+        skip_broken=True,
+    )
+    run = Run(plan, tmp_path / "out")
+    (domain,) = run.scenario(0).domains
+    paths = domain.parts[0].images.paths
+    for _, index in [*domain.picks[:2], *run._source(0).picks[:2]]:
+        paths[index].write_text("junk")
+    run.check()
+    assert run.outputs == 10
+    with pytest.raises(DataError, match="cannot be read|broken|image"):
+        Run(Plan(**{**plan.as_dict(), "skip_broken": False}), tmp_path / "other").check()
 
 
 def test_published_data_is_read_without_orientation(tmp_path: Path) -> None:
