@@ -1,6 +1,7 @@
 """A long bench of bad luck: `python -m benchmarks.bad_luck [--minutes 60] [--seed 0] [--out FOLDER]`
 
-Errors and interrupts at a random operation or line of every public operation of every method; passes that give NaN;
+Errors and interrupts at a random operation or line of every public operation of every method, and real signals at a
+random time; passes that give NaN;
 processes killed while they save, or while they run an experiment, which is then resumed; threads over one adapter.
 After each fault the network, the next prediction and the files are compared with those of an undisturbed twin. Writes
 `bad_luck_cpu.json`: faults injected, survived, lost. `tests/faults.py` has the trials.
@@ -52,7 +53,7 @@ class Bench:
     def round(self) -> None:
         """Try some faults of each kind on each method."""
         for name in CASES:
-            for kind in (*ERRORS, "nan", "kill"):
+            for kind in (*ERRORS, "signal", "nan", "kill"):
                 for _ in range(8):
                     self._count(name, kind, *self._draw(name, kind))
             self._count(name, "threads", *self._draw(name, "threads"))
@@ -69,6 +70,9 @@ class Bench:
             seed = self.random.randrange(10**6)
             return f"seed {seed}", partial(subject.hammer, 16, seed)
         which = "save" if kind == "kill" else self.random.choice([*subject.operations])
+        if kind == "signal":
+            seconds = 10 ** self.random.uniform(-5, -1.5)
+            return f"{which}, {1e3 * seconds:.3g} ms", partial(subject.strike_soon, which, seconds)
         at = self.random.randint(1, max(1, self._length(name, which, place)))
         if kind == "kill":
             return f"save, {place} {at}", partial(subject.strike_dead, place, at)
@@ -122,6 +126,7 @@ def numbers(result: Result) -> Any:
 WORDS = {
     "error": "an error in a call",
     "interrupt": "an interrupt in a call",
+    "signal": "a signal during a call, at any time",
     "nan": "a pass that gives NaN",
     "kill": "a kill while saving",
     "threads": "sixteen calls in four threads",

@@ -244,6 +244,21 @@ class Subject:
                 raise
         return self._lost(keeps=which in self.KEEPS)
 
+    def strike_soon(self, which: str, seconds: float) -> str:
+        """Interrupt a call by a real signal, which may strike between any two instructions. Return what was lost."""
+        self._start()
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+                try:
+                    self.operations[which]()
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        return self._lost(keeps=which in self.KEEPS)
+
     def strike_nan(self, which: str, at: int) -> str:
         """Let the n-th forward or backward pass of a step give NaN. Return what was lost, or nothing."""
         self._start()

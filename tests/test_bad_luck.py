@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import signal
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -172,3 +174,13 @@ def test_any_order_of_calls_gives_the_same_state(name: str) -> None:
         suppress_health_check=[*HealthCheck],
     )
     run_state_machine_as_test(lambda: Orders(name), settings=few)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timer here")
+@pytest.mark.parametrize("name", CASES)
+def test_a_signal_at_any_time_loses_nothing(name: str) -> None:
+    chance = random.Random(7)
+    for _ in range(12):
+        which, seconds = chance.choice([*subject(name).operations]), 10 ** chance.uniform(-5, -2)
+        assert subject(name).strike_soon(which, seconds) == "", (which, seconds)
