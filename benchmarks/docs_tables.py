@@ -22,9 +22,10 @@ from acclimate.bench.result import Result
 from acclimate.bench.result_folder import read_results
 from acclimate.bench.tables import Table, as_markdown, mean_and_deviation, paper_table, passes_per_domain, summary_table
 from acclimate.methods import METHODS
-from acclimate.paper.numbers import Numbers
+from acclimate.paper.numbers import Case, Numbers
 from acclimate.paper.published import PaperRow, compare_averages, legend, notes_beside, paper_rows, paper_table_of
 from acclimate.paper.recipes import RECIPES
+from acclimate.paper.reproduce import whose_settings
 
 from . import (
     bad_luck,
@@ -43,6 +44,7 @@ from .command import RESULTS, read
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 RECIPE_FILES = RESULTS / "paper"
+IMAGENET = RESULTS / "imagenet-5k"
 NETWORKS = {"resnet": "resnet50", "vit": "vit-base"}
 """Our networks, and those of the paper beside them."""
 
@@ -65,16 +67,24 @@ def measured(module: Callable[..., Table], name: str, machine: str) -> Table:
     return module(read(name, machine))
 
 
-def recipe(name: str, part: str = "") -> Table:
-    """Return a recipe's own table."""
-    return RECIPES[name].show(numbers(RECIPE_FILES / f"{name}.json").cases).tables[part]
+def recipe(name: str, part: str = "", folder: Path = RECIPE_FILES) -> str:
+    """Return a recipe's own table, and whose settings it shows."""
+    cases = numbers(folder / f"{name}.json").cases
+    own = [case for case in cases if part in ("", case.column)]
+    return noted(RECIPES[name].show(cases).tables[part], own)
+
+
+def noted(table: Table, cases: Sequence[Case]) -> str:
+    """Return a table, and below it whose settings it shows."""
+    return as_markdown(*table) + f"\n{whose_settings(cases)}\n"
 
 
 def published(name: str) -> str:
     """Return the paper's own table for a recipe, with what to know about it beside ours."""
     found = paper_table_of(name)
     assert found is not None, name  # noqa: S101
-    return as_markdown(*found) + f"\n{notes_beside(name, recipe(name))}\n"
+    ours = RECIPES[name].show(numbers(RECIPE_FILES / f"{name}.json").cases).tables[""]
+    return as_markdown(*found) + f"\n{notes_beside(name, ours)}\n"
 
 
 def by_method(file: Path, network: str) -> dict[tuple[str, int | None], list[Result]]:
@@ -105,6 +115,7 @@ def comparison(file: Path, network: str) -> str:
     ours = ["Acc.", "ECE", "#Forwards", "#Backwards"]
     table = as_markdown(["method", *ours, f"paper: {ours[0]}", *ours[1:]], rows)
     notes = [legend(row[-4] for row in rows)]
+    notes.append(whose_settings([case for case in numbers(file).cases if case.column == network]))
     if paper:
         own = [result for (method, _), results in found.items() if method == "Source" for result in results]
         notes.append(compare_averages(own, paper["Source"]))
@@ -120,6 +131,19 @@ def _published(row: PaperRow | None) -> list[str]:
         return ["–"] * 4
     passes = ["–" if count is None else f"{count:,}" for count in (row.forwards, row.backwards)]
     return [f"{row.average[0]:.1f}{row.note}", f"{row.average[1]:.1f}", *passes]
+
+
+def brief() -> Table:
+    """Return accuracy, ECE and the share of samples that methods learn from, on ImageNet, lifelong."""
+    rows = []
+    for (method, images), results in by_method(IMAGENET / "lifelong.json", "resnet").items():
+        learned = sum(result.backward_passes() or 0 for result in results)
+        seen = sum(domain.images for result in results for domain in result.domains)
+        counted = method not in ("Source", "BNAdapt", "SAR")  # SAR has two passes per sample
+        share = f"{100 * learned / seen:.0f} %" if counted else "–"
+        if images is None:
+            rows.append([method, *_scores(results), share])
+    return ["method", "accuracy", "ECE", "samples learned from"], rows
 
 
 def summary(scenario: str) -> Table:
@@ -146,6 +170,13 @@ TABLES: dict[str, Callable[[], Table | str]] = {
         for kind, network in (("resnet", "SmallResNet"), ("vit", "SmallViT"))
     },
     "summary": partial(summary, "lifelong"),
+    "imagenet": brief,
+    "imagenet-lifelong": partial(comparison, IMAGENET / "lifelong.json", "resnet"),
+    "imagenet-lifelong-domains": partial(recipe, "lifelong", "resnet", IMAGENET),
+    **{
+        f"imagenet-{name}": partial(recipe, name, folder=IMAGENET)
+        for name in ("indicator", "held-out", "components", "directions", "calibration", "uncertain")
+    },
     "summary-single-domain": partial(summary, "single-domain"),
     "speed": partial(measured, steps.speed, "steps", "h200"),
     "gains-h200": partial(measured, steps.gains, "steps", "h200"),

@@ -19,7 +19,7 @@ from benchmarks import docs_tables, loading, methods
 
 ROOT = Path(__file__).parents[1]
 PAGES = [str(page.relative_to(ROOT)) for page in (*docs_tables.pages(), ROOT / "CONTRIBUTING.md")]
-RECIPE_FILES = sorted(docs_tables.RECIPE_FILES.glob("*.json"))
+RECIPE_FILES = sorted(f for folder in (docs_tables.RECIPE_FILES, docs_tables.IMAGENET) for f in folder.glob("*.json"))
 
 
 def blocks(page: str) -> list[str]:
@@ -71,7 +71,7 @@ def test_every_figure_is_shown_and_nothing_else_is_committed() -> None:
     assert [name for name in docs_tables.FIGURES if f"images/{name}.svg" not in text] == []
     files = [file for file in (ROOT / "benchmarks" / "results").rglob("*") if file.is_file()]
     assert {file.suffix for file in files} == {".json"}
-    assert sum(file.stat().st_size for file in files) < 1_000_000
+    assert sum(file.stat().st_size for file in files) < 3_000_000
 
 
 def test_every_method_has_a_page() -> None:
@@ -95,7 +95,8 @@ def test_committed_numbers_are_complete(file: Path) -> None:
             assert result.origin["commit"]
             assert "H200" in str(result.origin["device"])
             assert result.seed in case.plan.seeds
-    assert file.stem in {name.removesuffix("-resnet") for name in docs_tables.TABLES}, "no page shows it"
+    shown = {name.removesuffix("-resnet").removeprefix("imagenet-") for name in docs_tables.TABLES}
+    assert file.stem in shown, "no page shows it"
 
 
 @pytest.mark.parametrize("name", ["lifelong", "single-domain"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,21 +16,24 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from acclimate import EATAC, subnetwork
+from acclimate import EATAC, METHODS, subnetwork
 from acclimate.bench.evaluate import evaluate
 from acclimate.bench.networks import NetworkError, load_network
 from acclimate.bench.plan import Job, Plan, PlanError
 from acclimate.bench.run import Run
+from acclimate.bench.tune import FACTORS, SEED
 from acclimate.cli.main import app
 from acclimate.cli.terminal import repeatable
 from acclimate.data import DataError, open_suite
 from acclimate.data.cifar import CIFARC
+from acclimate.data.corruptions import BENCHMARK
 from acclimate.data.on_the_fly import Corrupted
 from acclimate.paper import studies
 from acclimate.paper.numbers import Case, Numbers, Recipe, join
 from acclimate.paper.recipes import RECIPES
+from acclimate.paper.recipes import tune as tune_cases
 from acclimate.paper.reproduce import _start_process, reproduce, show, side_by_side
-from acclimate.paper.scales import SCALES, Scale
+from acclimate.paper.scales import SCALES, Scale, presets_in
 from benchmarks import docs_tables
 
 DATA = {
@@ -678,7 +682,7 @@ def test_one_network_alone(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "digits" / "lifelong.json").read_text())
     assert content["plan"].keys() == {f.name for f in fields(Plan)}, "a file does not depend on today's defaults"
     read = Numbers.read(tmp_path / "digits" / "lifelong.json")
-    assert [(case.column, case.plan.cache) for case in read.cases] == [("resnet", str(tmp_path))]
+    assert [(case.column, case.plan.cache) for case in read.cases] == [("resnet", None)], "a folder of one machine"
     none = CliRunner().invoke(app, ["paper", "run", "mixed", "--network", "resnet", "--out", str(tmp_path)])
     assert "mixed has nothing to show: it does not run resnet" in none.output
     every = CliRunner().invoke(app, ["paper", "run", "all", "--network", "vit", "--dry-run", "--out", str(tmp_path)])
@@ -686,3 +690,65 @@ def test_one_network_alone(tmp_path: Path) -> None:
     assert "forgetting" not in every.output
     wrong = CliRunner().invoke(app, ["paper", "run", "mixed", "--network", "vgg"])
     assert "choose from resnet, vit" in " ".join(wrong.output.split())
+
+
+# Settings that are chosen apart from the images that are judged
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Scale:
+    """Arrays in the layout of Tiny-ImageNet, and a very small network for them."""
+    generator = np.random.default_rng(0)
+    for images, labels in (("clean", "labels"), ("tune", "tune_labels")):
+        np.save(tmp_path / f"{images}.npy", generator.integers(0, 256, (32, 64, 64, 3), dtype=np.uint8))
+        np.save(tmp_path / f"{labels}.npy", np.arange(32) % 10)
+    scale = SCALES["tiny-imagenet"].on(data=f"tiny-imagenet:{tmp_path}", images=8, batch_size=8, probe_images=8)
+    network = "from acclimate.bench.own_networks import SmallResNet"
+    network += "\ndef make(): return SmallResNet((4, 8), depth=1, channels=3, classes=200)"
+    (tmp_path / "network.py").write_text(network)
+    networks = {"resnet": f"{tmp_path / 'network.py'}:make"}
+    return replace(scale.on(source_images=8), networks=networks, few={"memo": 4, "tea": 4})
+
+
+def test_tuning_uses_no_image_or_corruption_that_is_judged(apart: Scale) -> None:
+    cases = RECIPES["tune"].plans(apart)
+    assert {case.plan.data.rpartition(",")[2] for case in cases} == {"tune"}
+    assert not {shift for case in cases for shift in case.plan.shifts} & {*BENCHMARK}
+    assert {seed for case in cases for seed in case.plan.seeds} == {SEED}
+    trials = Counter(case.row for case in cases if case.plan.scenario == "lifelong")
+    assert {*trials.values()} == {len(FACTORS)}, "every method has the same number of trials"
+    assert trials.keys() == {"Tent", "MEMO", "CoTTA", "SAR", "ROID", "RDumb", "TEA", "ETA", "EATA", "ETAC", "EATAC"}
+    assert {case.plan.images for case in cases if case.row in ("MEMO", "TEA")} == {1}, "slow methods see fewer images"
+    judged = {case.plan.data.rpartition(",")[2] for case in RECIPES["lifelong"].plans(apart)}
+    assert judged == {"judge"}
+
+
+def test_chosen_settings_are_a_preset_and_tables_say_so(apart: Scale, tmp_path: Path) -> None:
+    few = replace(RECIPES["tune"], cases=lambda scale: [c for c in tune_cases(scale) if c.row in ("Tent", "ETA")])
+    written = reproduce(few, apart, tmp_path / "out", command="acclimate paper run tune")
+    file = tmp_path / "out" / "settings-resnet.json"
+    assert file in written
+    settings = json.loads(file.read_text())
+    assert settings["command"] == "acclimate paper run tune"
+    assert settings["origin"]["torch"] == torch.__version__
+    assert {*settings["methods"]} == {"Tent", "ETA"}
+    assert len(settings["trials"]) == 2 * len(FACTORS)
+    rows = (tmp_path / "out" / "tune.md").read_text()
+    assert rows.count("| chosen |") == 2
+    at = apart.on(presets=presets_in([str(file)], apart.networks))
+    assert at.setting("resnet", "tent", "lr") == settings["methods"]["Tent"]["lr"]
+    assert at.setting("resnet", "eata", "lr") == METHODS["eata"].presets["resnet50"]["lr"], "not tuned"
+    plan = at.plan("resnet", "tent", shifts=("fog",), probe="none")
+    mine = Recipe("mine", "", lambda _: [Case("Tent", plan)], RECIPES["mixed"].show)
+    reproduce(mine, at, tmp_path / "mine")
+    assert "settings-resnet.json" in (tmp_path / "mine" / "mine.md").read_text()
+    with pytest.raises(PlanError, match="none of the networks"):
+        presets_in([str(file)], {"resnet": "digits-resnet"})
+
+
+def test_a_scale_with_one_network_runs_all_recipes_on_it() -> None:
+    scale = SCALES["imagenet-5k"].on(data="imagenet-5k:/data")
+    assert scale.nearest("vit") == "resnet"
+    assert SCALES["tiny-imagenet"].nearest("vit") == "vit"
+    for name in ("indicator", "held-out", "stability", "mixed", "sweep-alpha", "calibration", "parameters"):
+        assert {case.plan.model for case in RECIPES[name].plans(scale)} == {"keras-resnet50"}

@@ -137,9 +137,10 @@ class Numbers:
 
     def text(self) -> str:
         """Return the content of its file: compact results, one plan and what differs from it, each origin once."""
-        origins, usual, cases = self.origins, self.cases[0].plan.as_dict(), []
-        for case in self.cases:
-            plan = {name: value for name, value in case.plan.as_dict().items() if value != usual[name]}
+        plans = [replace(case.plan, cache=None).as_dict() for case in self.cases]  # a folder of one machine
+        origins, usual, cases = self.origins, plans[0], []
+        for case, own in zip(self.cases, plans, strict=True):
+            plan = {name: value for name, value in own.items() if value != usual[name]}
             results = []
             for result in case.results:
                 stored = {name: value for name, value in result.compact().items() if name not in _LEFT_OUT}
