@@ -446,3 +446,14 @@ def test_batches_copied_on_a_side_stream_are_complete() -> None:
                 square = (square @ square).clamp(0, 1)
             found.append(x.clone())
         assert all(torch.equal(x.cpu(), y) for x, y in zip(found, made, strict=True))
+
+
+def test_cifar10_has_images_apart_for_choosing_settings(tmp_path: Path) -> None:
+    images = np.arange(20, dtype=np.uint8).repeat(32 * 32 * 3).reshape(20, 32, 32, 3)
+    np.save(tmp_path / "clean.npy", images)
+    np.save(tmp_path / "labels.npy", np.arange(20) % 10)
+    parts = {part: open_suite(f"cifar10:{tmp_path},{part}").clean().images for part in ("tune", "judge")}
+    seen = {part: [(int(own[i][0][0, 0, 0]), own[i][1]) for i in range(len(own))] for part, own in parts.items()}
+    assert seen["tune"] == [(0, 0), (5, 5), (10, 0), (15, 5)]
+    assert seen["judge"] == [(i, i % 10) for i in range(20) if i % 5]
+    assert len(open_suite(f"cifar10:{tmp_path}").clean().images) == 20

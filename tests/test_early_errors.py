@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -163,3 +164,10 @@ def test_a_dry_run_of_a_network_without_norm_layers(tmp_path: Path) -> None:
     )
     code, said = run("--model", f"{file}:net", "--dry-run", out=tmp_path / "out")
     assert code == 0, said
+
+
+def test_a_missing_kornia_is_found_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kornia.enhance", None)
+    run = Run(Plan(methods=("source", "roid"), images=8), tmp_path)
+    with pytest.raises(ImportError, match="kornia"):
+        run.check()

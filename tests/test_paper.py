@@ -28,6 +28,7 @@ from acclimate.data import DataError, open_suite
 from acclimate.data.cifar import CIFARC
 from acclimate.data.corruptions import BENCHMARK
 from acclimate.data.on_the_fly import Corrupted
+from acclimate.paper import numbers as numbers_module
 from acclimate.paper import studies
 from acclimate.paper.numbers import Case, Numbers, Recipe, join
 from acclimate.paper.recipes import RECIPES
@@ -752,3 +753,34 @@ def test_a_scale_with_one_network_runs_all_recipes_on_it() -> None:
     assert SCALES["tiny-imagenet"].nearest("vit") == "vit"
     for name in ("indicator", "held-out", "stability", "mixed", "sweep-alpha", "calibration", "parameters"):
         assert {case.plan.model for case in RECIPES[name].plans(scale)} == {"keras-resnet50"}
+
+
+def test_one_failed_job_does_not_stop_the_others(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text(
+        "from acclimate.bench.own_networks import SmallViT\n"
+        "class Bad(SmallViT):\n"
+        "    def forward(self, x):\n"
+        "        if len(x) > 1: raise RuntimeError('out of luck')\n"
+        "        return super().forward(x)\n"
+        "def make(): return Bad()\n"
+    )
+    scale = tiny(images=16, shifts=("fog",)).on(networks={"vit": f"{bad}:make"}, only=("source", "tent"))
+    done: list[int] = []
+    with pytest.raises(ValueError, match="out of luck"):
+        side_by_side([RECIPES["lifelong"]], scale, tmp_path / "out", 2, done.append)
+    assert done == [4] * 4
+    finished = {file.stem for file in (tmp_path / "out").glob("lifelong/all-resnet/*-seed0.json")}
+    assert finished == {"source-seed0", "tent-seed0"}
+
+
+def test_parts_of_the_data_are_not_joined(tmp_path: Path) -> None:
+    plan = Plan(methods=("source",), data="cifar10:a,judge")
+    files = []
+    for data in ("cifar10:a,judge", "cifar10:b,judge", "cifar10:a"):
+        case = Case("row", replace(plan, data=data))
+        assert numbers_module._compared(case.plan)["data"] == ("cifar10,judge" if "judge" in data else "cifar10,")
+        files.append(case)
+    numbers_module._check_protocol(files[0], files[1])
+    with pytest.raises(PlanError, match="measured in two ways"):
+        numbers_module._check_protocol(files[0], files[2])

@@ -30,6 +30,7 @@ from ..data.decoded import Decoded, DecodedSuite
 from ..data.folders import unread_files
 from ..data.types import ImageSet, Suite
 from ..methods import METHODS
+from ..parts.augment import require_kornia
 from ..parts.parameters import norm_parameters
 from .evaluate import BatchResult, check_labels, evaluate, start_result
 from .networks import Loaded, load_network
@@ -276,7 +277,8 @@ class Run:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # they come when it is built to run
-                self.adapter(job, source_images=2)
+                adapter = self.adapter(job, source_images=2)
+            require_kornia(getattr(adapter, "augment", None))
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             given = ", ".join(f"{name}={value!r}" for name, value in self.plan.overrides.get(method, {}).items())
             raise PlanError(f"{method}{given and f' with {given}'} cannot be built: {error}") from error

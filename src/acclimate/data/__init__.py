@@ -54,10 +54,12 @@ def _imagenet_c(path: str, preprocess: Preprocess | None, each: int | None = Non
 
 
 def _cifar10(path: str, _: Preprocess | None) -> Suite:
-    stored = Path(path) / "corrupted"  # written by python -m training.cifar10 corrupt
-    if stored.is_dir():
+    """Open the test images. Every fifth of them is for choosing settings, the others are for judging."""
+    root, part = _part(path)
+    stored = Path(root) / "corrupted"  # written by python -m training.cifar10 corrupt
+    if stored.is_dir() and not part:
         return CIFARC(stored, "cifar10")
-    return Corrupted("cifar10", clean_images(path), like="cifar-c", outputs=10)
+    return Corrupted("cifar10", clean_images(root, part=part), like="cifar-c", outputs=10)
 
 
 def _imagenet_5k(path: str, preprocess: Preprocess | None) -> Suite:
@@ -142,7 +144,11 @@ SUITES: dict[str, _Entry] = {
         "fly; tune are 5,000 training images that trained no network",
     ),
     "imagenet-r": _Entry(ImageNetR, "imagenet-r:FOLDER, renditions of 200 classes"),
-    "cifar10": _Entry(_cifar10, "cifar10:FOLDER with clean.npy and labels.npy, corrupted on the fly or in advance"),
+    "cifar10": _Entry(
+        _cifar10,
+        "cifar10:FOLDER[,tune or ,judge] with clean.npy and labels.npy, corrupted on the fly or in advance; every "
+        "fifth image is for choosing settings",
+    ),
     "cifar10-c": _Entry(lambda path, _: CIFARC(path), "cifar10-c:FOLDER of .npy files"),
     "cifar100-c": _Entry(lambda path, _: CIFARC(path, "cifar100-c"), "cifar100-c:FOLDER of .npy files"),
     "corrupted": _Entry(

@@ -44,11 +44,20 @@ class CIFARC(Suite):
         return Part(clean_images(self.root, self.name))
 
 
-def clean_images(root: Path | str, name: str = "cifar10", stems: tuple[str, str] = ("clean", "labels")) -> ImageSet:
-    """Return the images of root/clean.npy with root/labels.npy, as `python -m training.cifar10 unpack` writes them."""
+def clean_images(
+    root: Path | str, name: str = "cifar10", stems: tuple[str, str] = ("clean", "labels"), part: str = ""
+) -> ImageSet:
+    """Return the images of root/clean.npy with root/labels.npy, as `python -m training.cifar10 unpack` writes them.
+
+    The part `tune` has every fifth image, `judge` the others.
+    """
     folder = existing_folder(Path(root), name.upper())
     images, labels = (_load(folder, stem, name) for stem in stems)
-    return _Arrays(images, labels[: len(images)])
+    labels = labels[: len(images)]
+    if part:
+        chosen = (np.arange(len(images)) % 5 == 0) == (part == "tune")
+        images, labels = images[chosen], labels[chosen[: len(labels)]]
+    return _Arrays(images, labels)
 
 
 def _load(root: Path, stem: str, name: str) -> np.ndarray:

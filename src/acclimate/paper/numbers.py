@@ -207,8 +207,10 @@ def _check_protocol(one: Case, other: Case) -> None:
 
 
 def _compared(plan: Plan) -> dict[str, Any]:
-    """Return a plan's fields, with the data's kind but not its path."""
-    return {**plan.as_dict(), "data": plan.data.rpartition(":")[0] or plan.data}
+    """Return a plan's fields, with the data's kind and part but not its path."""
+    kind, _, path = plan.data.rpartition(":")
+    part = path.rpartition(",")[2] if path.endswith((",judge", ",tune")) else ""
+    return {**plan.as_dict(), "data": f"{kind},{part}" if kind else plan.data}
 
 
 _MAY_DIFFER = ("methods", "seeds", "device", "workers", "cache")

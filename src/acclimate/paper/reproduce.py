@@ -79,7 +79,8 @@ def side_by_side(
 ) -> None:
     """Measure each method and seed of each case in a process of its own, the longest first.
 
-    `on_job` gets the number of jobs as each one is done. Times are then not comparable.
+    `on_job` gets the number of jobs as each one is done. Times are then not comparable. If a job fails, the others go
+    on; the first error is raised at the end.
     """
     jobs: dict[tuple[Path, Job], tuple[float, Case]] = {}  # two recipes may share a case
     for recipe in recipes:
@@ -93,9 +94,10 @@ def side_by_side(
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start_process, (threads,))
     try:
         waiting = [pool.submit(_one_job, case, folder, job) for (folder, job), (_, case) in longest_first]
-        for done in as_completed(waiting):
-            done.result()
+        for _ in as_completed(waiting):
             on_job(len(waiting))
+        for done in waiting:
+            done.result()
     except KeyboardInterrupt:
         for child in multiprocessing.active_children():  # a job that is stopped resumes
             child.terminate()

@@ -23,7 +23,16 @@ from torch import Generator, Tensor
 from ..extras import install_command
 from .randomness import on_device
 
-__all__ = ["AugMix", "Augment", "Views", "check_can_augment", "mean_over_views", "several", "views_of_each"]
+__all__ = [
+    "AugMix",
+    "Augment",
+    "Views",
+    "check_can_augment",
+    "mean_over_views",
+    "require_kornia",
+    "several",
+    "views_of_each",
+]
 
 Augment: TypeAlias = Callable[[Tensor, Generator], Tensor]
 """Returns a view of each image, sampled with the generator."""
@@ -40,6 +49,12 @@ def _kornia(part: str) -> Any:
             f"augmented views need kornia: {install_command('augment')}; or pass augment=, a callable of (images, "
             "generator)"
         ) from error
+
+
+def require_kornia(augment: object) -> None:
+    """Raise if views need kornia, and it is missing: before a long run, not in the middle of it."""
+    if isinstance(augment, (Views, AugMix)):
+        _kornia("enhance")
 
 
 def _uniform(low: float, high: float, generator: Generator) -> float:
