@@ -1,9 +1,9 @@
-"""Is what `acclimate tune` chooses close to the best? `python -m benchmarks.tuning DATA [--images 256]`
+"""Is what `acclimate tune` chooses close to the best? `python -m benchmarks.tuning [--cifar10 FOLDER]`
 
-DATA has CIFAR-10's arrays (`python -m training.cifar10 unpack`). For two networks, and three methods that start from
-the paper's presets for other networks, learning rates are chosen on every fifth image and the four corruptions that no
-table uses. Then every rate of the grid is judged on the other images and the fifteen corruptions, lifelong. Writes
-`tuning_cpu.json`; trials are kept beside the data, so that a stopped command goes on.
+For two networks on digits, or on CIFAR-10 (arrays of `python -m training.cifar10 unpack`), and for methods that start
+from the paper's presets for other networks: learning rates are chosen on every fifth image and the four corruptions
+that no table uses. Then every rate of the grid is judged on the other images and the fifteen corruptions, lifelong.
+Writes `tuning_cpu.json`. Trials are kept in `--trials`, so that a stopped command goes on.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from acclimate.bench.tune import Tuning, choose, settings_to_try
 
 from .command import command, write
 
-NETWORKS = ("cifar10-resnet", "cifar10-vit")
-METHODS = ("tent", "eata", "eata-c")
+METHODS = ("tent", "sar", "eata", "eata-c")
 
 
 def measure(plan: Plan, out: Path) -> Iterator[dict[str, Any]]:
     """Yield one entry per method: what was chosen, and the accuracy of every rate on what is judged."""
-    tuning = Tuning(replace(plan, data=f"{plan.data},tune"), out / plan.model / "tune")
-    judged, first = replace(plan, data=f"{plan.data},judge", probe="none"), None
+    tuning = Tuning(replace(plan, data=f"{plan.data}tune"), out / plan.model / "tune")
+    judged, first = replace(plan, data=f"{plan.data}judge", probe="none"), None
     trials = [*tuning.trials(on_batch=lambda _: None)]
     for method in plan.methods:
         own, scores = [trial for trial in trials if trial.method == method], []
@@ -65,22 +64,24 @@ def table(result: Mapping[str, Any]) -> Table:
 def main() -> None:
     """Choose, judge, and write the result file."""
     parser = command(__doc__)
-    parser.add_argument("data", type=Path, help="the folder of CIFAR-10's arrays")
-    parser.add_argument("--images", type=int, default=256, help="images per corruption")
+    parser.add_argument("--cifar10", type=Path, help="the folder of CIFAR-10's arrays")
+    parser.add_argument("--images", type=int, default=400, help="images per corruption")
+    parser.add_argument("--trials", type=Path, default=Path("acclimate-tuning"), help="folder of the trials")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    data = "digits:" if arguments.cifar10 is None else f"cifar10:{arguments.cifar10},"
     choices = []
-    for network in NETWORKS:
+    for kind in ("resnet", "vit"):
         plan = Plan(
             methods=METHODS,
-            model=network,
-            data=f"cifar10:{arguments.data}",
+            model=f"{data.partition(':')[0]}-{kind}",
+            data=data,
             images=arguments.images,
-            source_images=512,
-            probe_images=256,
+            source_images=400,
+            probe_images=400,
             device=arguments.device,
         )
-        choices += measure(plan, arguments.data / f"tuning-{arguments.images}")
+        choices += measure(plan, arguments.trials)
     result = {"images": arguments.images, "choices": choices}
     print(as_markdown(*table(result)))
     write("tuning", arguments, result, depth=3)

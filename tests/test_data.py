@@ -457,3 +457,12 @@ def test_cifar10_has_images_apart_for_choosing_settings(tmp_path: Path) -> None:
     assert seen["tune"] == [(0, 0), (5, 5), (10, 0), (15, 5)]
     assert seen["judge"] == [(i, i % 10) for i in range(20) if i % 5]
     assert len(open_suite(f"cifar10:{tmp_path}").clean().images) == 20
+
+
+def test_digits_have_images_apart_for_choosing_settings() -> None:
+    whole, tune, judge = (open_suite(f"digits{part}").clean().images for part in ("", ":tune", ":judge"))
+    assert (len(whole), len(tune), len(judge)) == (2000, 400, 1600)
+    assert torch.equal(tune[1][0], whole[5][0])
+    assert torch.equal(judge[4][0], whole[6][0])
+    with pytest.raises(DataError, match="digits:tune"):
+        open_suite("digits:some")

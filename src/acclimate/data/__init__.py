@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from ..checks import no_such
 from .cifar import CIFARC, clean_images
 from .decoded import DecodedSuite
@@ -43,9 +45,16 @@ def open_suite(spec: str, preprocess: Preprocess | None = None, cache: Path | st
     return DecodedSuite(suite, Path(cache)) if cache else suite
 
 
-def _digits(_: str, __: Preprocess | None) -> Suite:
+def _digits(path: str, _: Preprocess | None) -> Suite:
+    """Open the test digits. Every fifth of them is for choosing settings, the others are for judging."""
     test = load_digits()[1]
-    return Corrupted("digits", Tensors(test.x, test.y), outputs=10)
+    x, y = test.x, test.y
+    if path:
+        if path not in ("tune", "judge"):
+            raise DataError(f"digits:{path}: expected digits, digits:tune or digits:judge")
+        chosen = (torch.arange(len(x)) % 5 == 0) == (path == "tune")
+        x, y = x[chosen], y[chosen]
+    return Corrupted("digits", Tensors(x, y), outputs=10)
 
 
 def _imagenet_c(path: str, preprocess: Preprocess | None, each: int | None = None) -> Suite:
@@ -121,7 +130,11 @@ class _Entry(NamedTuple):
 
 
 SUITES: dict[str, _Entry] = {
-    "digits": _Entry(_digits, "2,000 real handwritten digits, corrupted on the fly; needs no path"),
+    "digits": _Entry(
+        _digits,
+        "2,000 real handwritten digits, corrupted on the fly; needs no path. digits:tune has every fifth of them, for "
+        "choosing settings, digits:judge the others",
+    ),
     "demo": _Entry(open_demo, "demo:IMAGES,SEED, the stream of `acclimate demo`; demo:training, its source images"),
     "imagenet": _Entry(
         lambda path, preprocess: Corrupted("imagenet", ImageNet(path, preprocess).clean().images, outputs=1000),
