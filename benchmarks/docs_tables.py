@@ -38,6 +38,7 @@ from . import (
     segmentation,
     steps,
     subnetworks,
+    tuning,
 )
 from .command import RESULTS, read
 
@@ -196,6 +197,7 @@ TABLES: dict[str, Callable[[], Table | str]] = {
     "corruptions": lambda: corruptions.table(read("corruptions", "h200"), read("corruptions", "cpu")),
     "camvid": camvid,
     "bad-luck": partial(measured, bad_luck.table, "bad_luck", "cpu"),
+    "tuning-cpu": partial(measured, tuning.table, "tuning", "cpu"),
     "efficiency-h200": partial(measured, efficiency.table, "efficiency", "h200"),
     **{
         f"{name}-{network}": partial(comparison, RECIPE_FILES / f"{name}.json", network)

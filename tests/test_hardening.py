@@ -602,6 +602,12 @@ def test_a_state_belongs_to_the_network_before_any_adapter_changed_it(tmp_path: 
     Tent(make("bn"), lr=1e-2).load(tmp_path / "state")
 
 
+@pytest.mark.parametrize("name", ["lr", "alpha", "drop"])
+def test_nan_in_a_tensor_is_refused_as_well(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}=nan is not a number"):
+        ETAC(make("bn"), **{name: torch.tensor(torch.nan)})
+
+
 @pytest.mark.parametrize(
     ("method", "arguments", "expected"),
     [

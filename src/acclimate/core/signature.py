@@ -13,6 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..checks import refuse_not_a_number
 from ..engine import Engine
 from ..parts.wrappers import plain_network
 
@@ -65,6 +66,8 @@ def arguments_of(method: Any) -> tuple[str, ...]:
 def refuse_wrong_type(method: type, name: str, value: object) -> None:
     """Raise if a setting is not of the kind that the method's signature says: a number, a whole number, a function."""
     kinds = _kinds(method).get(name)
+    if kinds and isinstance(value, Tensor) and value.numel() == 1:
+        refuse_not_a_number(method.__name__, name, value.item())
     if not kinds or isinstance(value, Tensor):
         return
     none, whole, number, function, other = (kind in kinds for kind in (type(None), int, float, Callable, object))
