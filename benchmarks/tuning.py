@@ -1,9 +1,9 @@
-"""Is what `acclimate tune` chooses close to the best? `python -m benchmarks.tuning [--cifar10 FOLDER]`
+"""Is what `acclimate tune` chooses close to the best? `python -m benchmarks.tuning [--images 400]`
 
-For two networks on digits, or on CIFAR-10 (arrays of `python -m training.cifar10 unpack`), and for methods that start
-from the paper's presets for other networks: learning rates are chosen on every fifth image and the four corruptions
-that no table uses. Then every rate of the grid is judged on the other images and the fifteen corruptions, lifelong.
-Writes `tuning_cpu.json`. Trials are kept in `--trials`, so that a stopped command goes on.
+For two networks on digits, and for methods that start from the paper's presets for other networks: learning rates are
+chosen on every fifth image and the four corruptions that no table uses. Then every rate of the grid is judged on the
+other images and the fifteen corruptions, lifelong. Writes `tuning_cpu.json`. Trials are kept in `--trials`, so that a
+stopped command goes on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def measure(plan: Plan, out: Path) -> Iterator[dict[str, Any]]:
     """Yield one entry per method: what was chosen, and the accuracy of every rate on what is judged."""
     tuning = Tuning(replace(plan, data=f"{plan.data}tune"), out / plan.model / "tune")
     judged, first = replace(plan, data=f"{plan.data}judge", probe="none"), None
-    trials = [*tuning.trials(on_batch=lambda _: None)]
+    trials = [*tuning.trials()]
     for method in plan.methods:
         own, scores = [trial for trial in trials if trial.method == method], []
         for settings in settings_to_try(method, tuning.first.family):
@@ -64,18 +64,16 @@ def table(result: Mapping[str, Any]) -> Table:
 def main() -> None:
     """Choose, judge, and write the result file."""
     parser = command(__doc__)
-    parser.add_argument("--cifar10", type=Path, help="the folder of CIFAR-10's arrays")
     parser.add_argument("--images", type=int, default=400, help="images per corruption")
     parser.add_argument("--trials", type=Path, default=Path("acclimate-tuning"), help="folder of the trials")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    data = "digits:" if arguments.cifar10 is None else f"cifar10:{arguments.cifar10},"
     choices = []
     for kind in ("resnet", "vit"):
         plan = Plan(
             methods=METHODS,
-            model=f"{data.partition(':')[0]}-{kind}",
-            data=data,
+            model=f"digits-{kind}",
+            data="digits:",
             images=arguments.images,
             source_images=400,
             probe_images=400,

@@ -328,7 +328,7 @@ class Subject:
         adapter = self.adapter
         if appearance(self.network) != self.before:
             return "flags, hooks or buffers of the network"
-        if not all(_free(lock.own) for lock in adapter.sharing._locks):
+        if not all(_free(lock.own) for lock in adapter.runner.sharing._locks):
             return "the lock"
         if adapter.runner._eager or not isinstance(adapter.execution, Live):
             return "the engine"

@@ -371,8 +371,8 @@ def test_a_wrapper_with_parameters_of_its_own_shares_the_lock() -> None:
     net = make("bn")
     inside, outside = Tent(net, lr=1e-2), Tent(nn.Sequential(nn.BatchNorm2d(3), net), lr=1e-2)
     apart = Tent(make("bn"))
-    assert {*inside.sharing._locks} & {*outside.sharing._locks}
-    assert not {*inside.sharing._locks} & {*apart.sharing._locks}
+    assert {*inside.runner.sharing._locks} & {*outside.runner.sharing._locks}
+    assert not {*inside.runner.sharing._locks} & {*apart.runner.sharing._locks}
     inside(images(8))
     with pytest.warns(UserWarning, match="Tent has changed this network"):
         Tent(nn.Sequential(nn.BatchNorm2d(3), net))
@@ -535,7 +535,7 @@ def test_copies_are_independent() -> None:
     adapter = EATA(make("bn"), source=stream(1))
     adapter(images(8))
     copied = copy.deepcopy(adapter)
-    assert not {*copied.sharing._locks} & {*adapter.sharing._locks}
+    assert not {*copied.runner.sharing._locks} & {*adapter.runner.sharing._locks}
     assert torch.equal(copied(images(8)), adapter(images(8)))
     copied.reset()
     adapter.reset()
@@ -545,9 +545,14 @@ def test_copies_are_independent() -> None:
 # What a second hostile reviewer found ---------------------------------------------------------------------------------
 
 
+def in_context(adapter: Adapter) -> None:
+    with adapter.sharing:
+        pass
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timer here")
-@pytest.mark.parametrize("which", ["predict_only", "forward", "snapshot", "reset", "build", "copy"])
+@pytest.mark.parametrize("which", ["predict_only", "forward", "snapshot", "reset", "build", "copy", "context"])
 def test_no_real_interrupt_leaves_a_lock_held(which: str) -> None:
     """A signal may arrive between any two instructions, also while a lock is taken or freed."""
     net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
@@ -558,6 +563,7 @@ def test_no_real_interrupt_leaves_a_lock_held(which: str) -> None:
         "snapshot": adapter.snapshot,
         "reset": adapter.reset,
         "build": lambda: Tent(net),
+        "context": lambda: in_context(adapter),
         "copy": partial(copy.deepcopy, adapter),
     }
     before, delays = signal.signal(signal.SIGALRM, signal.default_int_handler), random.Random(0)
@@ -569,7 +575,7 @@ def test_no_real_interrupt_leaves_a_lock_held(which: str) -> None:
                 while time.monotonic() < end:
                     calls[which]()
             signal.setitimer(signal.ITIMER_REAL, 0)
-            assert all(_free(lock.own) for lock in adapter.sharing._locks), f"interrupt {number}"
+            assert all(_free(lock.own) for lock in adapter.runner.sharing._locks), f"interrupt {number}"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -600,6 +606,40 @@ def test_a_state_belongs_to_the_network_before_any_adapter_changed_it(tmp_path: 
     other(images(8))
     saved.save(tmp_path / "state")
     Tent(make("bn"), lr=1e-2).load(tmp_path / "state")
+    with pytest.warns(UserWarning, match="Tent has changed this network"):
+        later = Tent(net, lr=1e-2)  # what has changed before is its source
+    later.save(tmp_path / "state")
+    with pytest.raises(StateError, match="weights"):
+        Tent(make("bn"), lr=1e-2).load(tmp_path / "state")
+
+
+def test_weights_that_are_loaded_after_an_adapter_is_gone_count(tmp_path: Path) -> None:
+    net, new = make("bn"), make("bn")
+    with torch.no_grad():
+        new.head.weight.mul_(2)
+    gone = Tent(net, parameters=["head.weight"], lr=1e-2)
+    gone(images(8))
+    del gone
+    net.load_state_dict(new.state_dict())
+    with pytest.warns(UserWarning, match="has changed this network"):
+        adapter = Tent(net, lr=1e-2)
+    adapter.save(tmp_path / "state")
+    Tent(new, lr=1e-2).load(tmp_path / "state")
+
+
+def test_annotations_for_type_checkers_are_not_needed(tmp_path: Path) -> None:
+    source = (
+        "from __future__ import annotations\n"
+        "from typing import TYPE_CHECKING\n"
+        "from acclimate import Tent\n"
+        "if TYPE_CHECKING:\n    from pathlib import Path\n"
+        "class Mine(Tent):\n"
+        "    def __init__(self, model, *, path: Path | None = None, **options):\n"
+        "        super().__init__(model, **options)\n        self.path = path\n"
+    )
+    names: dict[str, Any] = {"__name__": "mine"}
+    exec(source, names)
+    assert names["Mine"](make("bn"), path=tmp_path).path == tmp_path
 
 
 @pytest.mark.parametrize("name", ["lr", "alpha", "drop"])

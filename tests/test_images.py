@@ -124,11 +124,14 @@ def test_images_are_turned_as_exif_says(tmp_path: Path, suffix: str) -> None:
     assert (found[0].int() - torch.from_numpy(np.array(upright))[..., 0].int()).abs().max() <= 3
 
 
-@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "I;16"])
-@pytest.mark.parametrize("suffix", ["png", "tif"])
+@pytest.mark.parametrize(
+    ("suffix", "mode"),
+    [
+        *(("png", mode) for mode in ("L", "P", "RGBA", "I;16")),
+        *(("tif", m) for m in ("L", "P", "RGBA", "CMYK", "I;16")),
+    ],
+)
 def test_images_of_other_modes_are_turned_as_well(tmp_path: Path, suffix: str, mode: str) -> None:
-    if (suffix, mode) == ("png", "CMYK"):
-        return  # there is no such PNG
     corner = np.zeros((4, 6), np.uint8)
     corner[0, 0] = 255
     picture = Image.fromarray(corner.astype(np.uint16) * 257 if mode == "I;16" else corner)
@@ -162,7 +165,7 @@ def test_the_first_images_of_a_run_may_be_broken(tmp_path: Path) -> None:
         paths[index].write_text("junk")
     run.check()
     assert run.outputs == 10
-    with pytest.raises(DataError, match="cannot be read|broken|image"):
+    with pytest.raises(DataError, match="cannot be read"):
         Run(Plan(**{**plan.as_dict(), "skip_broken": False}), tmp_path / "other").check()
 
 

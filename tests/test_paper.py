@@ -33,7 +33,7 @@ from acclimate.paper import studies
 from acclimate.paper.numbers import Case, Numbers, Recipe, join
 from acclimate.paper.recipes import RECIPES
 from acclimate.paper.recipes import tune as tune_cases
-from acclimate.paper.reproduce import _start_process, reproduce, show, side_by_side
+from acclimate.paper.reproduce import _start_process, reproduce, show, side_by_side, whose_settings
 from acclimate.paper.scales import SCALES, Scale, presets_in
 from benchmarks import docs_tables
 
@@ -784,3 +784,14 @@ def test_parts_of_the_data_are_not_joined(tmp_path: Path) -> None:
     numbers_module._check_protocol(files[0], files[1])
     with pytest.raises(PlanError, match="measured in two ways"):
         numbers_module._check_protocol(files[0], files[2])
+
+
+def test_a_table_says_whose_settings_it_shows() -> None:
+    own, ours, paper = (
+        Case("a", Plan(methods=("tent",), model="m=file", preset=preset, overrides=overrides))
+        for preset, overrides in (("x/mine.json", {}), ("cifar-vit", {"tent": {"lr": 1.0}}), ("resnet50", {}))
+    )
+    assert "mine.json" in whose_settings([own])
+    assert "file" not in whose_settings([own]), "no private path"
+    assert "chosen on this stream, but for lr" in whose_settings([ours])
+    assert whose_settings([paper, paper]) == "m: the paper's settings for resnet50."

@@ -101,7 +101,7 @@ def settings_to_try(method: str, preset: str) -> list[dict[str, Any]]:
 def trial_plans(plan: Plan, method: str, settings: Mapping[str, Any]) -> list[Plan]:
     """Return the plans of a trial: one setting of a method, lifelong and each corruption from the source.
 
-    What a method that starts anew for each image does is the same in both.
+    Episodic methods give the same result in both scenarios.
     """
     plan = replace(plan, shifts=EXTRA, seeds=(SEED,), probe="snapshot", methods=(method,))
     plan = replace(plan, overrides={method: {**plan.overrides.get(method, {}), **settings}})

@@ -105,7 +105,7 @@ def run_recipes(
         if "all" in names:
             kind, special = at.data.partition(":")[0], {kind for recipe in RECIPES.values() for kind in recipe.data}
             fitting = [r for r in RECIPES.values() if kind in r.data or (kind not in special and not r.data)]
-            possible = [recipe for recipe in fitting if at.parts or not recipe.apart]
+            possible = [recipe for recipe in fitting if not recipe.apart or (at.parts and not preset)]
             chosen = [recipe for recipe in possible if any(case.due(at) for case in recipe.plans(at))]
         _show_cost(chosen, at, out / at.name, console if dry_run else messages)
         if dry_run:

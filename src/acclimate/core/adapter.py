@@ -143,7 +143,7 @@ class Adapter(nn.Module, ABC):
         """The record of the current batch, which `predict`, `kept` and `update` fill."""
         self._last: Step | None = None
         self._claimed = False  # whether the network is noted as changed by this adapter
-        self._changes_seen = self.sharing.changes
+        self._changes_seen = self.runner.sharing.changes
         self._warned_of_drops = False
         self._trusted = False  # true once a batch has shown that the model returns logits
         self._warned_of_one = False
@@ -264,7 +264,7 @@ class Adapter(nn.Module, ABC):
         self.restore(self.state.source())
         release(self.adapted)
         self._claimed = False
-        self.sharing.note_change()
+        self.runner.sharing.note_change()
 
     @exclusive
     def save(self, path: str | Path) -> None:
@@ -295,9 +295,9 @@ class Adapter(nn.Module, ABC):
         return torch.device("cpu") if tensor is None else tensor.device
 
     @property
-    def sharing(self) -> Sharing:
-        """The locks of the network: a context in which no other thread runs it."""
-        return self.runner.sharing
+    def sharing(self) -> AbstractContextManager[None]:
+        """A context in which no other thread runs the network."""
+        return self.runner.sharing.held()
 
     @property
     def engine(self) -> Engine:
@@ -445,12 +445,12 @@ class Adapter(nn.Module, ABC):
             self.state.source()
             claim(type(self).__name__, self.state.parameters.values(), self.state.before.values())
             self._claimed = True
-            self.sharing.note_change()
+            self.runner.sharing.note_change()
 
     def _notice_others(self) -> None:
         """Warn if another adapter has changed parameters that this one does not restore."""
-        if self._changes_seen != self.sharing.changes:
-            self._changes_seen = self.sharing.changes
+        if self._changes_seen != self.runner.sharing.changes:
+            self._changes_seen = self.runner.sharing.changes
             own = set(map(id, self.state.parameters.values()))
             if other := changed_by(p for p in self.model.parameters() if id(p) not in own):
                 warn(

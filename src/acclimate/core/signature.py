@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections.abc
 import inspect
 from collections.abc import Callable
 from functools import cache
@@ -86,13 +85,16 @@ def refuse_wrong_type(method: type, name: str, value: object) -> None:
 @cache
 def _kinds(method: type) -> dict[str, frozenset[Any]]:
     """Return which kinds of value each argument may have; `object` where anything else than these is possible."""
-    known = {int: int, float: float, type(None): type(None), collections.abc.Callable: Callable}
+    known = {int: int, float: float, type(None): type(None), Callable: Callable}
     found: dict[str, frozenset[Any]] = {}
     for cls in reversed(method.__mro__):
         init = vars(cls).get("__init__")
         parameters = inspect.signature(init).parameters.values() if inspect.isfunction(init) else ()
         named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "optimizer"]
-        hints = get_type_hints(init) if named else {}
+        try:
+            hints = get_type_hints(init) if named else {}
+        except NameError:  # a name that is imported for type checkers only
+            hints = {}
         for name in named:
             hint = hints.get(name, object)
             choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ..checks import warn
 from ..engine.capture import Slot
 from ..parts.copying import copies, copy_all
-from ..parts.sharing import original
+from ..parts.sharing import is_noted, original
 from ..parts.wrappers import plain_names
 from . import state_file
 from .snapshot import Snapshot, StateError, optimizer_state, restore_optimizer
@@ -37,7 +37,11 @@ class State:
         self.method = type(adapter).__name__
         self._network = {*adapter.get_submodule("model").modules()}
         self._source: Snapshot | None = None
-        self._fingerprint: str | None = None
+        own = set(map(id, parameters.values()))
+        others = (p for p in adapter.get_submodule("model").parameters() if id(p) not in own)
+        self._as_found = any(map(is_noted, others))
+        """Whether another adapter had changed the network before: what it had changed is this adapter's source."""
+        self._fingerprint = self._hash(lambda tensor: tensor) if self._as_found else None
 
     @property
     def _optimizer(self) -> Optimizer | None:
@@ -122,14 +126,16 @@ class State:
     def fingerprint(self) -> str:
         """Return a hash of the network as it was before any adaptation."""
         if self._fingerprint is None:
-            before = self.source_parameters()
-            source = {id(p): before[name] for name, p in self.parameters.items()}  # also for tied parameters
-            network = self.adapter.get_submodule("model")
-            tensors, plain = network.state_dict(keep_vars=True), plain_names(network)
-            found = ((name, t) for name, t in tensors.items() if isinstance(t, Tensor))
-            kept = ((plain(name), source[id(t)] if id(t) in source else original(t)) for name, t in found)
-            self._fingerprint = state_file.fingerprint(kept)
+            self._fingerprint = self._hash((lambda tensor: tensor) if self._as_found else original)
         return self._fingerprint
+
+    def _hash(self, source_of: Callable[[Tensor], Tensor]) -> str:
+        """Return a hash of the network, with this value of each tensor that does not adapt."""
+        source = {id(p): self.before[name] for name, p in self.parameters.items()}  # also for tied parameters
+        network = self.adapter.get_submodule("model")
+        tensors, plain = network.state_dict(keep_vars=True), plain_names(network)
+        found = ((name, t) for name, t in tensors.items() if isinstance(t, Tensor))
+        return state_file.fingerprint((plain(n), source[id(t)] if id(t) in source else source_of(t)) for n, t in found)
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield the adapter and the modules in it that belong to the method, and not to the network."""

@@ -56,7 +56,7 @@ def clean_images(
     labels = labels[: len(images)]
     if part:
         chosen = (np.arange(len(images)) % 5 == 0) == (part == "tune")
-        images, labels = images[chosen], labels[chosen[: len(labels)]]
+        images, labels = images[chosen[: len(images)]], labels[chosen[: len(labels)]]
     return _Arrays(images, labels)
 
 

@@ -60,7 +60,7 @@ def read_image(path: Path, preprocess: Preprocess, *, upright: bool = True) -> T
         from PIL import Image
     except ImportError as error:
         raise ImportError(f"reading images needs Pillow: {install_command('bench')}") from error
-    with naming_broken_files(path), path.open("rb") as file, Image.open(file) as opened:  # a path is mapped to memory
+    with naming_broken_files(path), path.open("rb") as file, Image.open(file) as opened:  # Pillow maps paths
         opened.load()
         picture = opened if opened.mode == "RGB" else _rgb(path, opened)
         if upright:

@@ -328,7 +328,7 @@ def _lines(axes: Axes, cases: Sequence[Case], value: Callable[[Case], float | No
 def _line(axes: Axes, label: str, points: Sequence[Any]) -> None:
     if points:
         method = label.partition(" ")[0].partition(",")[0]
-        axes.plot(*zip(*points, strict=True), "o-", ms=4, color=COLOURS.get(method), label=label)
+        axes.plot(*zip(*sorted(points), strict=True), "o-", ms=4, color=COLOURS.get(method), label=label)
 
 
 def _distinct(cases: Sequence[Case], name: str) -> list[str]:

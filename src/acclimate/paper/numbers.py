@@ -209,7 +209,7 @@ def _check_protocol(one: Case, other: Case) -> None:
 def _compared(plan: Plan) -> dict[str, Any]:
     """Return a plan's fields, with the data's kind and part but not its path."""
     kind, _, path = plan.data.rpartition(":")
-    part = path.rpartition(",")[2] if path.endswith((",judge", ",tune")) else ""
+    part = path.rpartition(",")[2] if path in ("judge", "tune") or path.endswith((",judge", ",tune")) else ""
     return {**plan.as_dict(), "data": f"{kind},{part}" if kind else plan.data}
 
 

@@ -8,8 +8,9 @@ from functools import partial
 from itertools import product
 from typing import Any, Literal
 
-from ..bench.plan import Plan
+from ..bench.plan import Plan, PlanError
 from ..bench.tune import FACTORS, settings_to_try, trial_plans
+from ..core.settings_file import is_settings_file
 from ..core.signature import arguments_of
 from ..methods import METHODS
 from . import studies
@@ -160,10 +161,12 @@ def tune(scale: Scale) -> Iterator[Case]:
     """Yield the trials of every method that has a learning rate, on images and corruptions that no table uses."""
     for network in scale.classifiers:
         preset = scale.presets[network]
+        if is_settings_file(preset):
+            raise PlanError(f"tune starts from a preset with a name, not from {preset}: leave --preset out")
         for method in (name for name, each in METHODS.items() if each.task != "segmentation"):
             if "lr" not in arguments_of(METHODS[method]):
                 continue
-            images = scale.few[method] // 4 if method in scale.few else scale.fields.get("images")
+            images = few(replace(scale, few={name: count // 4 for name, count in scale.few.items()}), method)
             plan = scale.plan(network, method, data=scale.held_out, images=images)
             for settings in settings_to_try(method, preset):
                 for each in trial_plans(plan, method, settings):
@@ -396,7 +399,7 @@ _ALL = (
         tune,
         trials,
         "The most accurate setting is chosen, of those within 0.1 points the one with the lowest ECE; one that loses "
-        "more than a point of clean accuracy takes no part. Slow methods see fewer images.",
+        "more than a point of clean accuracy is excluded. Slow methods see fewer images.",
         needs="a scale with images apart for choosing settings: imagenet-5k or tiny-imagenet",
         apart=True,
     ),

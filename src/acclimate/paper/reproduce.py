@@ -173,16 +173,21 @@ def show(recipe: Recipe, numbers: Numbers, out: Path) -> list[Path]:
 
 def whose_settings(cases: Sequence[Case]) -> str:
     """Say which networks and whose settings a table shows: the paper's, our own, or those that `tune` chose."""
+    changed: dict[tuple[str, str], set[str]] = {}
+    for case in (case for case in cases if {*case.plan.methods} != {"source"}):  # which has no settings
+        own = changed.setdefault((case.plan.model.partition("=")[0], str(case.plan.preset)), set())
+        own.update(name for arguments in case.plan.overrides.values() for name in arguments)
     said = []
-    for model, preset in dict.fromkeys((case.plan.model.partition("=")[0], str(case.plan.preset)) for case in cases):
+    for (model, preset), names in changed.items():
         if is_settings_file(preset):
             whose = f"learning rates chosen on other images and corruptions ({Path(preset).name})"
         elif preset in FEW_CLASSES.values():
             whose = f"our settings for ten classes ({preset}), chosen on this stream"
         else:
             whose = f"the paper's settings for {preset}"
-        said.append(f"{model}: {whose}")
-    return "; ".join(said) + "."
+        but = f", but for {', '.join(sorted(names))}" if names else ""
+        said.append(f"{model}: {whose}{but}")
+    return "; ".join(said) + "." * bool(said)
 
 
 def _written(name: str, shown: Shown, out: Path) -> Iterator[Path]:

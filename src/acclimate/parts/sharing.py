@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
 from itertools import count
 from typing import Any, TypeVar, cast
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["Sharing", "changed_by", "claim", "exclusive", "original", "release"]
+__all__ = ["Sharing", "changed_by", "claim", "exclusive", "is_noted", "original", "release"]
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 Result = TypeVar("Result")
@@ -46,11 +46,10 @@ _GUARD = threading.Lock()
 
 
 class Sharing:
-    """The locks of a network, as a context in which no other thread runs it.
+    """The locks of a network.
 
     Each module with parameters belongs to one lock. So a network and any wrapper around it have a lock in common, also
-    if the wrapper has parameters of its own. `run` is for calls that an interrupt may strike at any time: Python
-    handles none between taking a lock by `with` and the block, or between the block and freeing it.
+    if the wrapper has parameters of its own.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -59,30 +58,30 @@ class Sharing:
             unknown = [module for module in owners if module not in _OF_MODULES]
             _OF_MODULES.update(dict.fromkeys(unknown, Lock()) if unknown else {})
             self._locks = sorted({_OF_MODULES[module] for module in owners}, key=lambda lock: lock.number)
-        self._held = threading.local()
 
     def run(self, call: Callable[[], Result]) -> Result:
-        """Return what a function returns; no other thread runs the network meanwhile."""
+        """Call a function while no other thread runs the network. An interrupt at any time leaves the locks free.
+
+        Python handles no interrupt between taking a lock by `with` and the block, or between the block and freeing it.
+        """
         return _within(self._locks, call)
+
+    def held(self) -> AbstractContextManager[None]:
+        """Return a context in which no other thread runs the network.
+
+        After an interrupt on the way in or out, the locks are freed together with the context.
+        """
+        return _holding(self._locks)
 
     @property
     def changes(self) -> int:
-        """A number that is another one whenever an adapter begins to change the network, or restores it."""
+        """A counter that changes whenever an adapter begins to change the network, or restores it."""
         return sum(lock.changes for lock in self._locks)
 
     def note_change(self) -> None:
         """Count a change."""
         for lock in self._locks:
             lock.changes += 1
-
-    def __enter__(self) -> Sharing:
-        held = _holding(self._locks)
-        held.__enter__()
-        vars(self._held).setdefault("stack", []).append(held)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._held.stack.pop().__exit__(None, None, None)
 
 
 def _within(locks: Sequence[Lock], call: Callable[[], Result]) -> Result:
@@ -94,7 +93,6 @@ def _within(locks: Sequence[Lock], call: Callable[[], Result]) -> Result:
 
 @contextmanager
 def _holding(locks: Sequence[Lock]) -> Iterator[None]:
-    """Hold locks. After an interrupt on the way in or out they are freed with the generator."""
     if not locks:
         yield
         return
@@ -107,7 +105,7 @@ def exclusive(call: Call) -> Call:
 
     @wraps(call)
     def run(self: Any, *arguments: Any, **named: Any) -> Any:
-        return self.sharing.run(partial(call, self, *arguments, **named))
+        return self.runner.sharing.run(partial(call, self, *arguments, **named))
 
     return cast("Call", run)
 
@@ -136,7 +134,13 @@ def changed_by(parameters: Iterable[Parameter]) -> str:
 def original(tensor: Tensor) -> Tensor:
     """Return a parameter's value before any adapter has changed it; other tensors as they are."""
     with _GUARD:
-        return _CHANGES[tensor][1] if tensor in _CHANGES else tensor
+        return _CHANGES[tensor][1].to(tensor.device, tensor.dtype) if tensor in _CHANGES else tensor
+
+
+def is_noted(tensor: Tensor) -> bool:
+    """Return whether an adapter has changed a parameter, or is about to."""
+    with _GUARD:
+        return tensor in _CHANGES
 
 
 def _differs(p: Parameter) -> bool:
