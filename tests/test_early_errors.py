@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -171,3 +172,25 @@ def test_a_missing_kornia_is_found_before_the_run(tmp_path: Path, monkeypatch: p
     run = Run(Plan(methods=("source", "roid"), images=8), tmp_path)
     with pytest.raises(ImportError, match="kornia"):
         run.check()
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("cifar10-resnet", False),
+        ("FILE.py:make", True),
+        ("torchvision:resnet50=x", False),
+        ("timm:vit_base_patch16", False),
+    ],
+)
+def test_a_preset_of_another_network_is_pointed_out(
+    model: str, said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(Plan(methods=("tent",), model="digits-resnet"), tmp_path)
+    monkeypatch.setattr(run, "plan", replace(run.plan, model=model))
+    outputs = 10 if model.startswith("cifar10") else 1000
+    for name, value in {"network": load_network("digits-resnet"), "outputs": outputs}.items():
+        monkeypatch.setitem(vars(run), name, value)
+    hints = " ".join(run.hints())
+    assert ("which is another network" in hints) == said
+    assert ("cifar-resnet" in hints) == (outputs == 10)

@@ -194,6 +194,11 @@ class Run:
                 f"{self.family}'s hyper-parameters are for 1,000 classes, and the network has {classes}: also "
                 f"try --preset {other}, or let `acclimate tune` choose"
             )
+        elif not self.plan.preset and not _is_of_the_paper(self.plan.model):
+            found.append(
+                f"learning rates are those for {self.family}, which is another network: `acclimate tune` chooses some "
+                "for yours"
+            )
         if idle := [name for name in self.plan.overrides if name not in self.plan.methods]:
             found.append(f"--set of {', '.join(idle)} has no effect: that method does not run")
         if unread := unread_files(self._image_sets()):
@@ -334,6 +339,11 @@ class Run:
             taken, seen = taken + spent, seen + len(x)
         adapter.reset()
         return taken / max(seen, 1)
+
+
+def _is_of_the_paper(model: str) -> bool:
+    """Return whether a network's name says that it is a ResNet-50, a ViT-Base or a SegFormer-B5."""
+    return any(name in model.lower() for name in ("resnet50", "vit_b", "vit-b", "segformer-b5", "segformer_b5"))
 
 
 def _check_device(name: str) -> None:
