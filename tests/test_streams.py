@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -76,3 +80,17 @@ def test_ctrl_c_says_how_to_go_on(command: str, tmp_path: Path, monkeypatch: pyt
     assert "Traceback" not in stopped.output
     assert "the same command goes on" in stopped.stderr.splitlines()[-1]
     assert CliRunner().invoke(app, words).exit_code == 0
+
+
+@pytest.mark.parametrize("seconds", [0.2, 0.6, 1.2])
+def test_an_interrupt_during_the_imports_is_one_line(seconds: float) -> None:
+    command = [sys.executable, "-c", "from acclimate_start import main; print('started', flush=True); main()", "list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert "Traceback" not in said, said
+    assert process.returncode in (0, 130), "or it had ended"
+    assert said.count("\n") <= 1
