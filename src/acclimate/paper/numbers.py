@@ -210,7 +210,7 @@ def _compared(plan: Plan) -> dict[str, Any]:
     """Return a plan's fields, with the data's kind and part but not its path."""
     kind, _, path = plan.data.rpartition(":")
     part = path.rpartition(",")[2] if path in ("judge", "tune") or path.endswith((",judge", ",tune")) else ""
-    return {**plan.as_dict(), "data": f"{kind},{part}" if kind else plan.data}
+    return {**plan.as_dict(), "data": f"{kind},{part}".rstrip(",") if kind else plan.data}
 
 
 _MAY_DIFFER = ("methods", "seeds", "device", "workers", "cache")
