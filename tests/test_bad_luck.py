@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import GeneratorType
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from networks import images, make, stream
 from torch import Tensor
 
+import acclimate
 from acclimate.core.snapshot import Snapshot
 
 FOLDER = TemporaryDirectory()
@@ -184,3 +187,17 @@ def test_a_signal_at_any_time_loses_nothing(name: str) -> None:
     for _ in range(12):
         which, seconds = chance.choice([*subject(name).operations]), 10 ** chance.uniform(-5, -2)
         assert subject(name).strike_soon(which, seconds) == "", (which, seconds)
+
+
+def test_an_interrupt_leaves_no_context_open() -> None:
+    """A context that ends when it is collected, in the middle of a later call, would undo that call's work."""
+    gc.collect()
+    gc.disable()
+    try:
+        for at in range(1, count("tent", "predict_only", "line") + 1, 3):
+            assert subject("tent").strike("predict_only", "line", at, "interrupt") == ""
+        generators = [each for each in gc.get_objects() if isinstance(each, GeneratorType)]
+    finally:
+        gc.enable()
+    package = str(Path(acclimate.__file__).parent)
+    assert [each.gi_code.co_name for each in generators if each.gi_code.co_filename.startswith(package)] == []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from torch import Generator, nn
 from torch.nn import Parameter
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _contextlib
 
 from .copying import copy_all
 from .wrappers import calls, is_compiled
@@ -15,6 +18,8 @@ from .wrappers import calls, is_compiled
 __all__ = ["Intact"]
 
 _PACKAGE = __name__.split(".")[0]
+_FILES = (str(Path(__file__).parents[1]), contextlib.__file__, _contextlib.__file__)
+"""The code that opens and closes contexts."""
 
 
 class Intact:
@@ -48,7 +53,8 @@ class Intact:
         random, before = generator.get_state(), [p.detach().clone() for p in values]
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            _finish(error)
             for place, own in self.owned:
                 place.update(own)  # others may have run in their place
             for module, flag, known in zip(self.modules, training, hooks, strict=True):
@@ -66,6 +72,20 @@ class Intact:
             copy_all([p.detach() for p in values], before)
             generator.set_state(random)
             raise
+
+
+def _finish(error: BaseException) -> None:
+    """End the contexts that an interrupt has left open.
+
+    Otherwise they would end when they are collected, perhaps in the middle of a later call, and undo its work. Frames
+    of other code keep their variables, for debuggers.
+    """
+    traced = error.__traceback__
+    while traced is not None:
+        if traced.tb_frame.f_code.co_filename.startswith(_FILES):
+            with suppress(RuntimeError):  # frames that still run
+                traced.tb_frame.clear()
+        traced = traced.tb_next
 
 
 def _ours(hook: object) -> bool:
