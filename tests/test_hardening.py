@@ -40,6 +40,7 @@ from acclimate import (
     Source,
     StateError,
     Tent,
+    norm_parameters,
     subnetwork,
 )
 from acclimate.core.adapter import Adapter
@@ -667,3 +668,29 @@ def test_nan_in_a_tensor_is_refused_as_well(name: str) -> None:
 def test_settings_of_the_wrong_kind_are_refused(method: Any, arguments: dict[str, Any], expected: str) -> None:
     with pytest.raises(TypeError, match=expected):
         method(make("bn"), **arguments)
+
+
+def test_a_network_with_nan_weights_is_refused() -> None:
+    net = make("ln")
+    with torch.no_grad():
+        next(iter(norm_parameters(net).values()))[0] = torch.nan
+    with pytest.raises(ValueError, match="NaN"):
+        Tent(net)
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
+    with pytest.raises(TypeError, match="LBFGS"):
+        Tent(make("ln"), optimizer=torch.optim.LBFGS)
+
+
+def test_infinities_of_the_source_network_are_saved_and_new_ones_are_not(tmp_path: Path) -> None:
+    net = make("ln")
+    net.register_parameter("mask", nn.Parameter(torch.tensor([0.0, -torch.inf])))
+    adapter = Tent(net, parameters="all", lr=1e-3)
+    adapter(images(4))
+    adapter.save(tmp_path / "state")
+    adapter.load(tmp_path / "state")
+    with torch.no_grad():
+        net.mask[0] = torch.inf
+    with pytest.raises(StateError, match="infinity"):
+        adapter.save(tmp_path / "state")

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
@@ -124,6 +124,13 @@ def refuse_half_precision(method: str, types: Iterable[torch.dtype]) -> None:
                 f"{method}: parameters that adapt are {dtype}, in which most updates round to nothing. Keep the "
                 f'network in single precision, net.float(), and let the engine compute in half: precision="bf16"'
             )
+
+
+def refuse_nan_weights(method: str, parameters: Mapping[str, Tensor]) -> None:
+    """Raise if a network has NaN in parameters that would adapt."""
+    for name, value in parameters.items():
+        if bool(value.isnan().any()):
+            raise ValueError(f"{method}: the network has NaN in {name} before any adaptation: load its weights again")
 
 
 def refuse_not_a_number(method: str, name: str, value: object) -> None:

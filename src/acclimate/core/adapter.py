@@ -34,13 +34,14 @@ from ..checks import (
     class_index,
     no_such,
     refuse_half_precision,
+    refuse_nan_weights,
     refuse_not_a_number,
     refuse_probabilities,
     warn,
 )
 from ..engine import Engine, Execution, Live, Output, Pass, Precision, Recorder, Runner, choose
 from ..parts.batchnorm import Mode
-from ..parts.optimizers import can_wait, start_momentum
+from ..parts.optimizers import can_wait, refuse_closure, start_momentum
 from ..parts.parameters import Parameters, adapted_parameters
 from ..parts.sharing import Sharing, changed_by, claim, exclusive, release
 from .learning import finite, forgotten, gradients_on, optimizer_step
@@ -161,6 +162,7 @@ class Adapter(nn.Module, ABC):
         name, model = type(self).__name__, self.model
         named = adapted_parameters(name, model, self._which)
         refuse_half_precision(name, (p.dtype for p in named.values()))
+        refuse_nan_weights(name, named)
         if other := changed_by(model.parameters()):
             warn(
                 f"{other} has changed this network: {name} starts from the changed parameters, and its reset() "
@@ -180,6 +182,7 @@ class Adapter(nn.Module, ABC):
         self._class_list = None if classes is None else [int(c) for c in classes]
         make = optimizer or partial(self.defaults.optimizer, lr=self.defaults.lr if lr is None else lr)
         self.optimizer: Optimizer | None = make(list(self.adapted)) if named else None
+        refuse_closure(name, self.optimizer)
         for group in [] if self.optimizer is None else self.optimizer.param_groups:
             for key, value in group.items():
                 refuse_not_a_number(name, key, value)

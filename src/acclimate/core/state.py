@@ -114,13 +114,13 @@ class State:
 
     def save(self, path: str | Path, snapshot: Snapshot, call: str) -> None:
         """Write a snapshot to a file, with the call that builds the adapter."""
-        _refuse_non_finite(snapshot, f"not saved to {path}")
+        self._refuse_non_finite(snapshot, f"not saved to {path}")
         state_file.write(path, snapshot, method=self.method, call=call, model=self.fingerprint())
 
     def read(self, path: str | Path) -> tuple[Snapshot, str]:
         """Return the snapshot in a file, and the call that makes the adapter that saved it."""
         snapshot, call = state_file.read(path, method=self.method, model=self.fingerprint())
-        _refuse_non_finite(snapshot, f"{path} was not loaded")
+        self._refuse_non_finite(snapshot, f"{path} was not loaded")
         return snapshot, call
 
     def fingerprint(self) -> str:
@@ -200,13 +200,19 @@ class State:
         if parts["generator"]["state"].shape != source["generator"]["state"].shape:
             raise StateError("the state's random generator is of another kind")
 
-
-def _refuse_non_finite(snapshot: Snapshot, outcome: str) -> None:
-    """Raise if a state has NaN or infinity, with which an adapter could not go on."""
-    for name, tensor in snapshot.tensors.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise StateError(f"{outcome}: the state's {name} has NaN or infinity. reset() restores the source network")
-    for group in snapshot.settings.get("groups", ()):
-        for name, value in group.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise StateError(f"{outcome}: the optimizer's {name} is {value}")
+    def _refuse_non_finite(self, snapshot: Snapshot, outcome: str) -> None:
+        """Raise if a state has NaN, or an infinity that the source network does not have."""
+        source = self.source().tensors
+        for name, tensor in snapshot.tensors.items():
+            if not tensor.is_floating_point() or bool(tensor.isfinite().all()):
+                continue
+            before = source.get(name)
+            new = before is None or before.shape != tensor.shape or tensor != before.to(tensor.device)
+            if bool((~tensor.isfinite() & new).any()):
+                raise StateError(
+                    f"{outcome}: the state's {name} has NaN or infinity. reset() restores the source network"
+                )
+        for group in snapshot.settings.get("groups", ()):
+            for name, value in group.items():
+                if isinstance(value, float) and (math.isnan(value) or (name == "lr" and math.isinf(value))):
+                    raise StateError(f"{outcome}: the optimizer's {name} is {value}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-__all__ = ["Undo", "can_wait", "capturable", "fresh", "largest", "only_where", "start_momentum"]
+__all__ = ["Undo", "can_wait", "capturable", "fresh", "largest", "only_where", "refuse_closure", "start_momentum"]
 
 
 def can_wait(optimizer: Optimizer | None) -> bool:
@@ -22,6 +23,16 @@ def _plain(group: dict[str, Any]) -> bool:
     if group["dampening"] or group["differentiable"] or group["foreach"] or isinstance(group["lr"], Tensor):
         return False
     return bool(group["momentum"] < 1 and group["lr"] * group["weight_decay"] < 1)  # nothing grows by itself
+
+
+def refuse_closure(method: str, optimizer: Optimizer | None) -> None:
+    """Raise for an optimizer that evaluates the loss several times per step, such as LBFGS."""
+    closure = None if optimizer is None else inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TypeError(
+            f"{method}: {type(optimizer).__name__} evaluates the loss several times per step, and an adapter does so "
+            "once: use SGD or Adam"
+        )
 
 
 def largest(tensors: Iterable[Tensor]) -> Tensor:
