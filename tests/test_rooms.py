@@ -25,7 +25,8 @@ BELOW = {
     "core": ("_version", "files", "functional", "checks", "parts", "engine"),
     "methods": ("functional", "checks", "parts", "engine", "core"),
     "data": ("files", "functional", "checks", "extras", "parts", "core"),
-    "bench": ("_version", "files", "functional", "checks", "parts", "engine", "core", "methods", "data"),
+    "online": ("files", "functional", "checks", "parts", "engine", "core"),
+    "bench": ("_version", "files", "functional", "checks", "parts", "engine", "core", "methods", "data", "online"),
     "paper": ("files", "functional", "checks", "parts", "engine", "core", "methods", "data", "bench"),
     "cli": ("_version", "files", "checks", "extras", "engine", "core", "methods", "data", "bench", "paper"),
 }

@@ -21,7 +21,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -53,7 +53,11 @@ from .snapshot import Snapshot
 from .state import State
 from .step import Passes, Step
 
-__all__ = ["Adapter"]
+__all__ = ["Adapter", "Statistics"]
+
+Statistics: TypeAlias = Mode | Sequence[Tensor]
+"""How BatchNorm normalises: a mode, or the statistics of an earlier batch."""
+Result = TypeVar("Result")
 
 
 class Adapter(nn.Module, ABC):
@@ -146,6 +150,7 @@ class Adapter(nn.Module, ABC):
         self._claimed = False  # whether the network is noted as changed by this adapter
         self._changes_seen = self.runner.sharing.changes
         self._warned_of_drops = False
+        self._statistics: Statistics | None = None  # of a prediction that learns nothing
         self._trusted = False  # true once a batch has shown that the model returns logits
         self._warned_of_one = False
 
@@ -212,14 +217,39 @@ class Adapter(nn.Module, ABC):
         self._last = step
         return logits.detach()
 
+    def predict_only(self, x: Tensor, *, statistics: Statistics | None = None) -> Tensor:
+        """Return the logits of x as the method would predict them now. Nothing is learned, counted or changed.
+
+        `statistics` replaces how BatchNorm normalises: `"source"`, `"batch"`, a number, which is the share of the
+        batch's statistics blended with the source's, or what `measure_statistics` has returned.
+        """
+        return self._look(x, statistics, self.answer)
+
+    def predict_source(self, x: Tensor, *, statistics: Statistics | None = "source") -> Tensor:
+        """Return the logits that the network had before any adaptation; `statistics=None` normalises as the method."""
+        return self._look(x, statistics, lambda images: self.infer(images, self.state.source_parameters()))
+
+    def measure_statistics(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the logits of x, and the means and variances of its BatchNorm layers, for `predict_only`."""
+
+        def measure(images: Tensor) -> Output:
+            return self._run(Pass("recorded"), images)
+
+        logits, statistics, _ = self._look(x, None, measure)
+        return logits, [*statistics]
+
     @exclusive
     @torch.inference_mode(False)
     @torch.no_grad()
-    def predict_only(self, x: Tensor) -> Tensor:
-        """Return the logits of x as the method would predict them now. Nothing is learned, counted or changed."""
+    def _look(self, x: Tensor, statistics: Statistics | None, predict: Callable[[Tensor], Result]) -> Result:
+        """Call a function of a batch that learns nothing, with other statistics than the method's if they are given."""
         x = check_images(x, self.device)
         with self._aside(len(x)), self.runner.tf32():
-            return self.answer(x.clone() if x.is_inference() else x)
+            try:
+                self._statistics = statistics
+                return predict(x.clone() if x.is_inference() else x)
+            finally:
+                self._statistics = None
 
     @classmethod
     def preset(cls, network: str, model: nn.Module, **arguments: Any) -> Self:
@@ -270,18 +300,26 @@ class Adapter(nn.Module, ABC):
         self.runner.sharing.note_change()
 
     @exclusive
-    def save(self, path: str | Path) -> None:
-        """Write what has changed, not the network, to one safetensors file, completely or not at all."""
-        self.state.save(path, self.snapshot(), call_text(self, Adapter, engine=False))
+    def save(self, path: str | Path, snapshot: Snapshot | None = None) -> None:
+        """Write what has changed, not the network, to one safetensors file, completely or not at all.
+
+        A `snapshot` is written instead of the current state.
+        """
+        self.state.save(path, snapshot or self.snapshot(), call_text(self, Adapter, engine=False))
+
+    @exclusive
+    def read(self, path: str | Path) -> Snapshot:
+        """Return a saved state. A file of another model, method or version, or a damaged one, raises."""
+        snapshot, call = self.state.read(path)
+        own = call_text(self, Adapter, engine=False)
+        if call != own:
+            warn(f"{path} was saved by {call} and continues as {own}, with the optimizer's settings from the file")
+        return snapshot
 
     @exclusive
     def load(self, path: str | Path) -> None:
         """Continue from a saved state. A file of another model, method or version, or a damaged one, raises."""
-        snapshot, call = self.state.read(path)
-        own = call_text(self, Adapter, engine=False)
-        self.restore(snapshot)
-        if call != own:
-            warn(f"{path} was saved by {call} and continues as {own}, with the optimizer's settings from the file")
+        self.restore(self.read(path))
 
     @exclusive
     def settle(self, *, discard: bool = False) -> None:
@@ -348,7 +386,13 @@ class Adapter(nn.Module, ABC):
     def logits(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """Run one pass of the full network, perhaps with other parameters."""
         self.step.count(forwards=len(x))
-        return self._run(Pass(self.mode(len(x)), parameters=parameters or {}), x).logits
+        return self._run(self._pass(len(x), parameters or {}), x).logits
+
+    def _pass(self, size: int, parameters: Mapping[str, Tensor]) -> Pass:
+        given = self._statistics
+        if given is None or isinstance(given, (str, float)):
+            return Pass(self.mode(size) if given is None else given, parameters=parameters)
+        return Pass("replayed", parameters=parameters, replayed=given)
 
     def traced(self, x: Tensor) -> Tensor:
         """Run one pass with a graph in which all samples receive a gradient."""
@@ -542,7 +586,8 @@ class Adapter(nn.Module, ABC):
         if not self._trusted:
             refuse_probabilities(logits)
             self._trusted = True
-        if len(x) == 1 and self.coupled and logits.dim() == 2 and not self._warned_of_one:
+        alone = len(x) == 1 and self.coupled and logits.dim() == 2 and self._statistics is None
+        if alone and not self._warned_of_one:
             self._warned_of_one = True
             warn(
                 "a batch of one image: BatchNorm's statistics of a single image are poor. Use larger batches, or "

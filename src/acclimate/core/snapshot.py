@@ -38,9 +38,16 @@ class Snapshot:
         """Return the tensors by kind: parameter, state, optimizer, generator."""
         parts: dict[str, dict[str, Tensor]] = {kind: {} for kind in ("parameter", "state", "optimizer", "generator")}
         for name, tensor in self.tensors.items():
-            kind, rest = name.split("/", 1)
+            kind, _, rest = name.partition("/")
+            if kind not in parts:
+                raise StateError(f"the state has {name}, which an adapter alone does not know: was it saved by a Guard?")
             parts[kind][rest] = tensor
         return parts
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the tensors in bytes."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
 def optimizer_state(optimizer: Optimizer | None) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -17,6 +17,7 @@ _PER_STEP = {
     "_changes_seen",
     "_claimed",
     "_report",
+    "_statistics",
     "_trusted",
     "_warned_of_drops",
     "_warned_of_one",

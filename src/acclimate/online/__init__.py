@@ -1,0 +1,1 @@
+"""Adaptation in use: a guard that watches an adapter, single images, and one state per camera."""
