@@ -310,16 +310,16 @@ class Adapter(nn.Module, ABC):
     @exclusive
     def read(self, path: str | Path) -> Snapshot:
         """Return a saved state. A file of another model, method or version, or a damaged one, raises."""
-        snapshot, call = self.state.read(path)
-        own = call_text(self, Adapter, engine=False)
-        if call != own:
-            warn(f"{path} was saved by {call} and continues as {own}, with the optimizer's settings from the file")
-        return snapshot
+        return self.state.read(path)[0]
 
     @exclusive
     def load(self, path: str | Path) -> None:
         """Continue from a saved state. A file of another model, method or version, or a damaged one, raises."""
-        self.restore(self.read(path))
+        snapshot, call = self.state.read(path)
+        own = call_text(self, Adapter, engine=False)
+        self.restore(snapshot)
+        if call != own:
+            warn(f"{path} was saved by {call} and continues as {own}, with the optimizer's settings from the file")
 
     @exclusive
     def settle(self, *, discard: bool = False) -> None:
