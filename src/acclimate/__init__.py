@@ -13,6 +13,8 @@ from .core.step import Step, Uncertainty
 from .data.collect import collect_in_distribution
 from .engine import Engine
 from .methods import DAT, EATA, EATAC, ETA, ETAC, MEMO, METHODS, ROID, SAR, TEA, BNAdapt, CoTTA, RDumb, Source, Tent
+from .online.guard import Guard
+from .online.policy import POLICIES, Policy
 from .parts.batchnorm import Normalisation
 from .parts.fisher import Fisher
 from .parts.normalised import Normalised
@@ -30,6 +32,7 @@ __all__ = [
     "ETAC",
     "MEMO",
     "METHODS",
+    "POLICIES",
     "ROID",
     "SAR",
     "TEA",
@@ -39,9 +42,11 @@ __all__ = [
     "Engine",
     "Everything",
     "Fisher",
+    "Guard",
     "NonRedundant",
     "Normalisation",
     "Normalised",
+    "Policy",
     "RDumb",
     "Reliable",
     "Scaled",

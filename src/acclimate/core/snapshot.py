@@ -40,7 +40,7 @@ class Snapshot:
         for name, tensor in self.tensors.items():
             kind, _, rest = name.partition("/")
             if kind not in parts:
-                raise StateError(f"the state has {name}, which an adapter alone does not know: was it saved by a Guard?")
+                raise StateError(f"the state has {name}, which this adapter does not know: was it saved by a Guard?")
             parts[kind][rest] = tensor
         return parts
 

@@ -78,11 +78,20 @@ class State:
         """Return θ°, the adapted parameters before the first batch, by name."""
         return self.source().parts()["parameter"]
 
-    def copy(self) -> Snapshot:
-        """Return a copy of the current state."""
-        return self._copy(copies(self.parameters))
+    def copy(self, *, light: bool = False) -> Snapshot:
+        """Return a copy of the current state; a light one without parts larger than the network, such as TEA's images.
 
-    def _copy(self, parameters: Mapping[str, Tensor]) -> Snapshot:
+        `completed` fills in what a light copy lacks.
+        """
+        return self._copy(copies(self.parameters), light=light)
+
+    def completed(self, light: Snapshot) -> Snapshot:
+        """Return a light copy with the source's state in place of what it lacks."""
+        source, there = self.source().tensors, {_part(name) for name in light.tensors}
+        missing = {name: tensor for name, tensor in source.items() if _part(name) not in there}
+        return Snapshot({**missing, **light.tensors}, light.settings)
+
+    def _copy(self, parameters: Mapping[str, Tensor], *, light: bool = False) -> Snapshot:
         optimizer, settings = optimizer_state(self._optimizer)
         settings["belongs"] = self.belongs
         copied = {f"parameter/{name}": p for name, p in parameters.items()}
@@ -90,6 +99,8 @@ class State:
         for name, module, key in self.slots():
             if (value := getattr(module, key)) is not None:
                 tensors[f"state/{name}"] = value
+        if light:
+            tensors = _without_large(tensors, sum(p.nbytes for p in self.adapter.parameters()))
         tensors |= {f"optimizer/{name}": t for name, t in optimizer.items()}
         return Snapshot({**copied, **copies(tensors), "generator/state": self._generator.get_state()}, settings)
 
@@ -216,3 +227,16 @@ class State:
             for name, value in group.items():
                 if isinstance(value, float) and (math.isnan(value) or (name == "lr" and math.isinf(value))):
                     raise StateError(f"{outcome}: the optimizer's {name} is {value}")
+
+
+def _part(name: str) -> str:
+    """Return which part of a state a tensor belongs to, such as `state/replay`."""
+    return name.split(".")[0]
+
+
+def _without_large(tensors: Mapping[str, Tensor], most: int) -> dict[str, Tensor]:
+    """Return the tensors of those parts that have at most so many bytes."""
+    sizes: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        sizes[_part(name)] = sizes.get(_part(name), 0) + tensor.nbytes
+    return {name: tensor for name, tensor in tensors.items() if sizes[_part(name)] <= most}

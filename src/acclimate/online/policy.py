@@ -1,0 +1,160 @@
+"""What the guard does when: a policy is a signal, a threshold and an action.
+
+guard = acclimate.Guard(adapter, policies=(*acclimate.POLICIES, Policy("distance", "reset", above=5.0)))
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, TypeAlias, get_args
+
+from ..checks import no_such
+
+__all__ = ["POLICIES", "Action", "Alarm", "Health", "Policy", "Signals"]
+
+Action: TypeAlias = Literal["source", "blend", "skip", "roll back", "partial reset", "reset", "freeze"]
+"""What can be done. The first three last until the signal is gone, `freeze` until the user lifts it:
+
+- `source`: answer with the source network, and do not learn.
+- `blend`: answer with BatchNorm statistics that are half the source's, and do not learn.
+- `skip`: answer as usual, and do not learn.
+- `roll back`: restore the last healthy snapshot; one further back if that does not help, in the end the source. Then
+  pause learning, each time for twice as long.
+- `partial reset`: move the parameters half of the way to the source, and pause.
+- `reset`: restore the source, and pause.
+- `freeze`: restore the last healthy snapshot, and learn no more.
+"""
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What a check has found. None where it cannot be measured: without a probe, or without BatchNorm.
+
+    >>> Signals(batch=32, collapse=0.02).collapse
+    0.02
+    """
+
+    batch: int = 0
+    """When it was measured."""
+    kept: float | None = None
+    """The share of samples learned from, since the last check."""
+    entropy: float | None = None
+    """The mean entropy of the predictions in nats, since the last check."""
+    diversity: float | None = None
+    """The entropy of the mean prediction, as a share of the largest possible."""
+    collapse: float | None = None
+    """How much of that diversity is lost against the parameters of the source on the same images."""
+    content: float | None = None
+    """The confidence that the source network loses when patches are shuffled: whether it sees what is in the images."""
+    skew: float | None = None
+    """That times the diversity which the source's predictions lack: it sees well, and sees few classes in a batch."""
+    disagreement: float | None = None
+    """The share of images on which adapted and source network disagree."""
+    distance: float | None = None
+    """The distance from the source, in Fisher norm if the guard has a probe or the method has an importance."""
+    probe: float | None = None
+    """The share of held-out source images on which adapted and source network disagree."""
+    evidence: float | None = None
+    """How sure it is that this share is above what is tolerated; 1 is an alarm (`acclimate.online.betting`)."""
+    shift: float | None = None
+    """The log-wealth of the bet that the stream is shifted. Honest fog raises it, so no policy should use it."""
+    dropped: float | None = None
+    """Steps that were dropped since the last check because of a gradient that was not finite."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """An action for a signal above or below a threshold, in so many checks one after another.
+
+    >>> Policy("collapse", "roll back", above=0.15).concerns(Signals(collapse=0.4))
+    True
+    """
+
+    signal: str
+    action: Action
+    above: float | None = None
+    below: float | None = None
+    times: int = 1
+
+    def __post_init__(self) -> None:
+        known = [each.name for each in fields(Signals) if each.name != "batch"]
+        if self.signal not in known:
+            raise ValueError(no_such("signal", self.signal, known))
+        if self.action not in get_args(Action):
+            raise ValueError(no_such("action", self.action, get_args(Action)))
+        if (self.above is None) == (self.below is None) or self.times < 1:
+            raise ValueError(f"a policy for {self.signal} needs above= or below=, not both, and times= of at least 1")
+
+    def concerns(self, signals: Signals) -> bool:
+        """Return whether the signal has crossed the threshold."""
+        value: float | None = getattr(signals, self.signal)
+        if value is None or math.isnan(value):
+            return False
+        return value > self.above if self.above is not None else value < (self.below or 0.0)
+
+
+POLICIES = (
+    Policy("skew", "source", above=0.24),
+    Policy("collapse", "roll back", above=0.1),
+    Policy("evidence", "roll back", above=1.0),
+)
+"""The default: correlated labels, collapse, and damage to what the network knew."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """What rang, when, and what was done."""
+
+    batch: int
+    signal: str
+    value: float
+    action: str
+
+
+@dataclass
+class Health:
+    """How an adapter is: its last signals, all alarms, what is done about them now, and since when."""
+
+    batches: int = 0
+    doing: str = "learning"
+    """`learning`, or what is done instead."""
+    since: int = 0
+    """The batch at which that began."""
+    until: int | None = None
+    """The batch at which a pause ends."""
+    rollbacks: int = 0
+    rejected: int = 0
+    """Images with NaN or infinity, which were answered with a uniform prediction."""
+    signals: Signals = field(default_factory=Signals)
+    alarms: list[Alarm] = field(default_factory=list)
+    history: list[Signals] = field(default_factory=list)
+    """The signals of the last checks, at most 512."""
+
+    def note(self) -> None:
+        """Add the signals to the history."""
+        self.history = [*self.history[-511:], self.signals]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Health:
+        """Read what `as_dict` has returned."""
+        return cls(
+            **{
+                **content,
+                "signals": Signals(**content["signals"]),
+                "alarms": [Alarm(**alarm) for alarm in content["alarms"]],
+                "history": [Signals(**signals) for signals in content["history"]],
+            }
+        )
+
+    def __str__(self) -> str:
+        doing = f"{self.doing} since batch {self.since}" + (f", until batch {self.until}" if self.until else "")
+        known = {name: value for name, value in asdict(self.signals).items() if value is not None and name != "batch"}
+        lines = [f"{self.batches:,} batches: {doing}; {self.rollbacks} rollbacks, {self.rejected} images rejected"]
+        lines += [f"  {name:13} {value:.3g}" for name, value in known.items()]
+        lines += [f"  batch {a.batch}: {a.signal} = {a.value:.3g}, so {a.action}" for a in self.alarms[-5:]]
+        return "\n".join(lines)

@@ -1,0 +1,70 @@
+"""What the guard looks at, each in a few lines, as pure functions of predictions and parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Generator, Tensor
+
+__all__ = ["content", "distance", "diversity", "per_sample", "shuffle_patches"]
+
+_PIXELS = 4096  # of a segmenter's many pixels, so many are looked at
+
+
+def per_sample(logits: Tensor) -> Tensor:
+    """Return probabilities (n, C): a row per image, or per some of a segmenter's pixels."""
+    rows = logits if logits.dim() == 2 else logits.movedim(1, -1).flatten(0, -2)
+    return rows[:: max(1, len(rows) // _PIXELS)].softmax(1) if logits.dim() > 2 else rows.softmax(1)
+
+
+def diversity(p: Tensor) -> Tensor:
+    """Return the entropy of the mean prediction as a share of the largest that so many samples allow.
+
+    A network that predicts one class for everything has none.
+
+    >>> diversity(torch.eye(4)), diversity(torch.eye(4)[:1].expand(4, 4))
+    (tensor(1.), tensor(0.))
+    """
+    mean = p.mean(0)
+    most = math.log(max(2, min(p.shape)))
+    return -(mean * mean.clamp(min=1e-12).log()).sum() / most + 0.0
+
+
+def content(p: Tensor, shuffled: Tensor) -> Tensor:
+    """Return how much confidence a network loses when the patches of its images are shuffled (Lee et al., 2024).
+
+    Nothing is lost by a network that predicts the same whatever it sees.
+    """
+    top = p.argmax(1, keepdim=True)
+    return (p.gather(1, top) - shuffled.gather(1, top)).mean()
+
+
+def shuffle_patches(x: Tensor, generator: Generator, grid: int = 4) -> Tensor:
+    """Return images (B, C, H, W) cut into grid × grid patches, in random order: the same colours, another content.
+
+    Pixels that do not fill a patch are cut off and added as they were. Inputs that are not images are shuffled along
+    their last dimension.
+    """
+    if x.dim() != 4 or min(x.shape[2:]) < grid:
+        order = torch.randperm(x.shape[-1], generator=generator).to(x.device)
+        return x[..., order]
+    height, width = x.shape[2] // grid, x.shape[3] // grid
+    inner = x[:, :, : grid * height, : grid * width]
+    cut = inner.reshape(*x.shape[:2], grid, height, grid, width)
+    patches = cut.transpose(3, 4).flatten(2, 3)
+    order = torch.rand(len(x), grid * grid, generator=generator).argsort(1).to(x.device)
+    patches = patches.gather(2, order[:, None, :, None, None].expand_as(patches))
+    shuffled = x.clone()
+    back = patches.reshape(*x.shape[:2], grid, grid, height, width).transpose(3, 4)
+    shuffled[:, :, : grid * height, : grid * width] = back.reshape_as(inner)
+    return shuffled
+
+
+def distance(parameters: Sequence[Tensor], source: Sequence[Tensor], importance: Tensor | None) -> Tensor:
+    """Return √Σ ω(θ − θ°)², the distance in Fisher norm; without ω relative to the length of θ°."""
+    now, before = (torch.cat([t.detach().flatten() for t in tensors]) for tensors in (parameters, source))
+    if importance is None:
+        return (now - before).square().sum().sqrt() / before.square().sum().sqrt().clamp(min=1e-12)
+    return (importance * (now - before).square()).sum().sqrt()
