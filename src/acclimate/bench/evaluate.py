@@ -35,6 +35,8 @@ class BatchResult:
     """Whether this is the last batch of its domain."""
     probe: bool
     """Whether it belongs to the clean set between two domains."""
+    rejected: bool = False
+    """Whether the adapter rejected it, so that the logits are a uniform prediction."""
 
 
 def run(adapter: Adapter, scenario: Scenario, start: int = 0) -> Iterator[BatchResult]:
@@ -53,9 +55,23 @@ def run(adapter: Adapter, scenario: Scenario, start: int = 0) -> Iterator[BatchR
                 x, targets = following
                 if scenario.resets == "batch":
                     adapter.reset()
-                logits = adapter(x)
+                logits, step, rejected = _answer(adapter, x, tolerant=scenario.tolerant)
                 following = next(batches, None)
-                yield BatchResult(part.name, logits, targets, adapter.last, following is None, probe)
+                yield BatchResult(part.name, logits, targets, step, following is None, probe, rejected)
+
+
+def _answer(adapter: Adapter, x: Tensor, *, tolerant: bool) -> tuple[Tensor, Step, bool]:
+    """Return the logits, the record of the step, and whether the batch was rejected, which needs `tolerant`."""
+    try:
+        logits = adapter(x)
+        if tolerant:
+            adapter.settle()  # a recorded step would raise with a later batch
+    except ValueError:
+        if not tolerant:
+            raise
+        logits = torch.zeros_like(adapter.predict_source(torch.zeros_like(x)))  # the adapted network may return NaN
+        return logits, Step(len(x), logits), True
+    return logits, adapter.last, False
 
 
 def evaluate(
@@ -76,12 +92,12 @@ def evaluate(
     resets: Literal["never", "batch"] = "batch" if scenario.resets == "batch" else "never"
 
     def probe(images: Stream | None) -> float | None:
-        return None if images is None else accuracy_of(adapter, images, resets)
+        return None if images is None else accuracy_of(adapter, images, resets, tolerant=scenario.tolerant)
 
     result = result or start_result(adapter, scenario)
     if not result.domains:
         result.clean_before = probe(clean or scenario.clean_between)
-    meter = _DomainMeter(adapter)
+    meter = _DomainMeter(adapter, tolerant=scenario.tolerant)
     for batch in run(adapter, scenario, len(result.domains)):
         meter.update(batch)
         if on_batch is not None and not batch.probe:
@@ -99,7 +115,7 @@ def evaluate(
             result.done = len(result.domains) == len(scenario.domains)
             if on_domain is not None:
                 on_domain(result)
-        meter = _DomainMeter(adapter)
+        meter = _DomainMeter(adapter, tolerant=scenario.tolerant)
     return result
 
 
@@ -118,11 +134,13 @@ def start_result(adapter: Adapter, scenario: Scenario, **fields: Any) -> Result:
     )
 
 
-def accuracy_of(adapter: Adapter, domain: Stream, resets: Literal["never", "batch"] = "never") -> float:
+def accuracy_of(
+    adapter: Adapter, domain: Stream, resets: Literal["never", "batch"] = "never", *, tolerant: bool = False
+) -> float:
     """Score on a domain, with adaptation to it; the adapter's state is restored afterwards."""
     snapshot, scores = adapter.snapshot(), Scores()
     try:
-        for batch in run(adapter, Scenario(domain.name, [domain], resets)):
+        for batch in run(adapter, Scenario(domain.name, [domain], resets, tolerant=tolerant)):
             scores.update(batch.logits, batch.targets)
         return scores.score
     finally:
@@ -132,8 +150,9 @@ def accuracy_of(adapter: Adapter, domain: Stream, resets: Literal["never", "batc
 class _DomainMeter:
     """The measurements of one domain. Counts stay on the device until the domain is over."""
 
-    def __init__(self, adapter: Adapter) -> None:
+    def __init__(self, adapter: Adapter, *, tolerant: bool) -> None:
         self.adapter, self.scores, self.images = adapter, Scores(), 0
+        self.rejected = 0 if tolerant else None
         self.memory = _PeakMemory(adapter.device)
         self.forwards, self.backwards, self.in_graph = torch.zeros(3, dtype=torch.int64, device=adapter.device).unbind()
         self.kept = torch.zeros((), dtype=torch.float64, device=adapter.device)
@@ -148,6 +167,8 @@ class _DomainMeter:
         with self.memory.paused() if self.scores.due(batch.logits) else nullcontext():
             self.scores.update(batch.logits, batch.targets)
         self.images += step.size
+        if self.rejected is not None:
+            self.rejected += batch.rejected
         self.forwards += step.forwards
         self.in_graph += step.in_graph
         self.backwards += step.backwards
@@ -184,6 +205,7 @@ class _DomainMeter:
             gpu_memory=self.memory.peak,
             process_memory=process_memory(),
             skipped=domain.left_out(self.images) if isinstance(domain, SampledDomain) else None,
+            rejected=self.rejected,
         )
 
     def add_bins(self, bins: dict[str, list[float]]) -> None:

@@ -54,6 +54,8 @@ class DomainResult:
     """IoU of each class; None for a class that was neither present nor predicted."""
     skipped: int | None = None
     """Broken images that were left out; None if they would have stopped the run."""
+    rejected: int | None = None
+    """Batches that the adapter rejected; None if one would have stopped the run."""
 
     @property
     def score(self) -> float:

@@ -88,6 +88,7 @@ class Run:
             scenario = SCENARIOS[plan.scenario](
                 self.suite,
                 **({"times": plan.rounds} if plan.scenario == "rounds" else {}),
+                **({"network": self.network.model} if plan.scenario == "poisoned" else {}),
                 severity=plan.severity,
                 shifts=plan.shifts,
                 images=plan.images,

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
-from ..checks import no_such
-from ..data.types import Part, Suite
-from .stream import SampledDomain, Scenario, Stream
+from ..data.types import Suite
+from .hostile import HOSTILE
+from .stream import SampledDomain, Scenario, Stream, choose_shifts, label_of, sample_domain, sample_shifts
 
 __all__ = [
     "SCENARIOS",
@@ -33,26 +33,6 @@ __all__ = [
 ]
 
 
-def sample_domain(
-    name: str,
-    part: Part,
-    *,
-    batch_size: int = 64,
-    images: int | None = None,
-    seed: int = 0,
-    workers: int = 0,
-    broken: dict[Path, str] | None = None,
-) -> SampledDomain:
-    """Return a domain of one part, shuffled by `seed` unless the part is ordered; `images` cuts it short.
-
-    With a dict `broken`, broken files are left out and noted there.
-    """
-    shuffled = torch.randperm(len(part.images), generator=Generator().manual_seed(seed)).tolist()
-    order = range(len(part.images)) if part.ordered else shuffled
-    picks = [(0, index) for index in order[:images]]
-    return SampledDomain(name, [part], picks, batch_size, seed, workers, broken=broken)
-
-
 def lifelong(
     suite: Suite,
     *,
@@ -66,10 +46,7 @@ def lifelong(
 ) -> Scenario:
     """One shift after another, without a reset."""
     how: dict[str, Any] = {"batch_size": batch_size, "images": images, "seed": seed, "workers": workers}
-    domains = [
-        sample_domain(shift, suite.part(shift, severity), broken=broken, **how) for shift in _chosen(suite, shifts)
-    ]
-    return Scenario("lifelong", domains)
+    return Scenario("lifelong", sample_shifts(suite, severity=severity, shifts=shifts, broken=broken, **how))
 
 
 def single_domain(suite: Suite, **options: Any) -> Scenario:
@@ -97,7 +74,7 @@ def gradual(suite: Suite, *, severity: int = 5, shifts: Sequence[str] | None = N
     """Each shift rises from severity 1 to `severity` and falls again."""
     levels = [*range(1, severity + 1), *range(severity - 1, 0, -1)]
     domains: list[Stream] = []
-    for shift in _chosen(suite, shifts):
+    for shift in choose_shifts(suite, shifts):
         for level in levels:
             (domain,) = _sampled(lifelong(suite, severity=level, shifts=[shift], **options))
             domains.append(replace(domain, name=f"{shift} {level}"))
@@ -130,19 +107,12 @@ def with_clean(scenario: Scenario, clean: Stream) -> Scenario:
     return replace(scenario, clean_between=clean)
 
 
-def _chosen(suite: Suite, shifts: Sequence[str] | None) -> Sequence[str]:
-    known = [*suite.shifts, *suite.extra]
-    if unknown := [shift for shift in shifts or () if shift not in known]:
-        raise ValueError(f"{suite.name}: {no_such('shift', unknown[0], known)}")
-    return shifts or suite.shifts
-
-
 def _sampled(scenario: Scenario) -> list[SampledDomain]:
     return [domain for domain in scenario.domains if isinstance(domain, SampledDomain)]
 
 
 def _in_runs(domain: SampledDomain, concentration: float, seed: int) -> SampledDomain:
-    labels = np.array([_label(domain.parts[part], index) for part, index in domain.picks])
+    labels = np.array([label_of(domain.parts[part], index) for part, index in domain.picks])
     random = np.random.default_rng(seed)
     slots = max(2, len(domain))
     when = np.empty(len(labels))
@@ -154,13 +124,6 @@ def _in_runs(domain: SampledDomain, concentration: float, seed: int) -> SampledD
     return replace(domain, picks=[domain.picks[i] for i in np.argsort(when, kind="stable")])
 
 
-def _label(part: Part, index: int) -> int:
-    labels = getattr(part.images, "labels", None)
-    if labels is None and isinstance(part.images[index][1], Tensor):
-        raise ValueError("the scenario correlated needs one label per image, and these have one per pixel")
-    return int(part.images[index][1]) if labels is None else int(labels[index])
-
-
 SCENARIOS: dict[str, Callable[..., Scenario]] = {
     "lifelong": lifelong,
     "single-domain": single_domain,
@@ -169,5 +132,6 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
     "rounds": rounds,
     "gradual": gradual,
     "correlated": correlated,
+    **HOSTILE,
 }
 """Scenarios by their name on the command line."""

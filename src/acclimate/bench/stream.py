@@ -17,9 +17,20 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from ..data.types import BrokenImageError, DataError, Part, Rows
+from ..checks import no_such
+from ..data.types import BrokenImageError, DataError, Part, Rows, Suite
 
-__all__ = ["Batches", "Domain", "SampledDomain", "Scenario", "Stream"]
+__all__ = [
+    "Batches",
+    "Domain",
+    "SampledDomain",
+    "Scenario",
+    "Stream",
+    "choose_shifts",
+    "label_of",
+    "sample_domain",
+    "sample_shifts",
+]
 
 
 class Batches(Protocol):
@@ -249,6 +260,54 @@ class Scenario:
     resets: Literal["never", "domain", "batch"] = "never"
     clean_between: Stream | None = None
     """Clean images after each domain, adapted to without a reset: the paper's probe of forgetting."""
+    tolerant: bool = False
+    """A batch that the adapter rejects counts as answered with a uniform prediction."""
 
     def __len__(self) -> int:
         return sum(len(domain) for domain in self.domains)
+
+
+def sample_domain(
+    name: str,
+    part: Part,
+    *,
+    batch_size: int = 64,
+    images: int | None = None,
+    seed: int = 0,
+    workers: int = 0,
+    broken: dict[Path, str] | None = None,
+) -> SampledDomain:
+    """Return a domain of one part, shuffled by `seed` unless the part is ordered; `images` cuts it short.
+
+    With a dict `broken`, broken files are left out and noted there.
+    """
+    shuffled = torch.randperm(len(part.images), generator=Generator().manual_seed(seed)).tolist()
+    order = range(len(part.images)) if part.ordered else shuffled
+    picks = [(0, index) for index in order[:images]]
+    return SampledDomain(name, [part], picks, batch_size, seed, workers, broken=broken)
+
+
+def sample_shifts(
+    suite: Suite, *, severity: int = 5, shifts: Sequence[str] | None = None, **options: Any
+) -> list[SampledDomain]:
+    """Return one domain for each shift, all by default; `options` are those of `sample_domain`."""
+    return [sample_domain(shift, suite.part(shift, severity), **options) for shift in choose_shifts(suite, shifts)]
+
+
+def choose_shifts(suite: Suite, shifts: Sequence[str] | None) -> Sequence[str]:
+    """Return the shifts, all by default; raise for one that the suite does not have."""
+    known = [*suite.shifts, *suite.extra]
+    if unknown := [shift for shift in shifts or () if shift not in known]:
+        raise ValueError(f"{suite.name}: {no_such('shift', unknown[0], known)}")
+    return shifts or suite.shifts
+
+
+def label_of(part: Part, index: int) -> int:
+    """Return the label of an image, without reading the image where that is possible."""
+    labels = getattr(part.images, "labels", None)
+    if labels is not None:
+        return int(labels[index])
+    label = part.images[index][1]
+    if isinstance(label, Tensor) and label.dim():
+        raise ValueError("the scenario needs one label per image, and these have one per pixel")
+    return int(label)
