@@ -694,3 +694,27 @@ def test_infinities_of_the_source_network_are_saved_and_new_ones_are_not(tmp_pat
         net.mask[0] = torch.inf
     with pytest.raises(StateError, match="infinity"):
         adapter.save(tmp_path / "state")
+
+
+@pytest.mark.parametrize("optimizer", [None, partial(Adam, lr=1e-2)])
+@pytest.mark.parametrize("name", [name for name in LEARNING if name not in ("memo", "cotta", "dat", "roid", "rdumb")])
+def test_the_length_of_a_step_is_limited(name: str, optimizer: object) -> None:
+    """MEMO's steps are undone; CoTTA, DAT, ROID and RDumb also change parameters in other ways."""
+    lr = {"lr": 1.0} if optimizer is None else {"lr": None, "optimizer": optimizer}
+    adapter = CASES[name].method(make("ln"), **{**CASES[name].arguments(), **lr, "max_step": 1e-3})
+    moved = []
+    for x in stream(4):
+        before = [p.detach().clone() for p in adapter.adapted]
+        adapter(x)
+        changes = [(p.detach() - q).flatten() for p, q in zip(adapter.adapted, before, strict=True)]
+        moved.append(float(torch.cat(changes).norm()))
+    assert max(moved) <= 1e-3 * 1.001
+    assert max(moved) > 0.5e-3
+
+
+def test_a_step_within_the_limit_is_the_same_bit_for_bit() -> None:
+    plain, limited = Tent(make("bn"), lr=1e-2), Tent(make("bn"), lr=1e-2, max_step=1e6)
+    for x in stream(3):
+        assert torch.equal(plain(x), limited(x))
+    with pytest.raises(ValueError, match="positive"):
+        Tent(make("bn"), max_step=0.0)

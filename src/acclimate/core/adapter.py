@@ -81,6 +81,7 @@ class Adapter(nn.Module, ABC):
         precision: `"fp32"`, `"tf32"` or `"bf16"`, instead of the engine's choice.
         classes: adapt and predict over these classes only (ImageNet-R); logits then have that many columns.
         seed: the seed of the adapter's generator, which is part of its state.
+        max_step: the Euclidean length that one update of all adapted parameters has at most; longer ones are shortened.
     """
 
     defaults: ClassVar[Defaults] = Defaults()
@@ -121,6 +122,7 @@ class Adapter(nn.Module, ABC):
         precision: Precision | None = None,
         classes: Sequence[int] | None = None,
         seed: int = 0,
+        max_step: float | None = None,
     ) -> None:
         super().__init__()
         name = type(self).__name__
@@ -141,7 +143,14 @@ class Adapter(nn.Module, ABC):
             raise ValueError(f"{name}: the model is or contains an adapter; wrap the network itself")
 
         self.model = model
-        self.statistics, self.detach_statistics, self.seed = statistics, detach_statistics, seed
+        if max_step is not None and not max_step > 0:
+            raise ValueError(f"{name}: max_step={max_step} is not positive; None sets no limit")
+        self.statistics, self.detach_statistics, self.seed, self.max_step = (
+            statistics,
+            detach_statistics,
+            seed,
+            max_step,
+        )
         self._which = self.defaults.parameters if parameters is None else parameters
         Sharing(model).run(partial(self._build, lr, optimizer, engine, precision, strategy, classes))
         self.step = Step(0)
@@ -419,7 +428,12 @@ class Adapter(nn.Module, ABC):
         if gradients is None:
             gradients = self.gradients(torch.stack([*terms.values()]).sum())
         sound = self.execution.condition(self.sound(gradients) & sound, can_wait=True)
-        taken = False if sound is False else optimizer_step(self.optimizer, self.adapted, gradients, when & sound)
+        condition = when & sound
+        taken = (
+            False
+            if sound is False
+            else optimizer_step(self.optimizer, self.adapted, gradients, condition, self.max_step)
+        )
         self.step.dropped = self.step.dropped + (when & (taken ^ True))
         self.step.taken = taken
         self.step.losses = {name: term.detach() for name, term in terms.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from ..engine.execution import own_gradients
 from ..parts.copying import copy_all
 from ..parts.optimizers import Undo, can_wait, largest, only_where
 
-__all__ = ["finite", "forgotten", "gradients_on", "optimizer_step"]
+__all__ = ["finite", "forgotten", "gradients_on", "optimizer_step", "shortened"]
 
 _LARGEST = 1e18
 """Adam squares gradients: its state would overflow above this."""
@@ -51,13 +51,18 @@ def finite(gradients: Sequence[Tensor | None], groups: Sequence[Mapping[str, Any
 
 
 def optimizer_step(
-    optimizer: Optimizer, parameters: Sequence[Parameter], gradients: Sequence[Tensor | None], when: bool | Tensor
+    optimizer: Optimizer,
+    parameters: Sequence[Parameter],
+    gradients: Sequence[Tensor | None],
+    when: bool | Tensor,
+    longest: float | None = None,
 ) -> bool | Tensor:
     """Make one step with these gradients if the condition holds. A parameter without a gradient does not change.
 
-    Return whether it was made: a step that would leave NaN or infinity in a parameter or in the optimizer is not.
+    Return whether it was made: a step that would leave NaN or infinity in a parameter or in the optimizer is not. One
+    that is longer than `longest` is shortened.
     """
-    with own_gradients(parameters):
+    with own_gradients(parameters), nullcontext() if longest is None else shortened(parameters, longest):
         for p, gradient in zip(parameters, gradients, strict=True):
             p.grad = gradient
         if can_wait(optimizer):
@@ -67,6 +72,18 @@ def optimizer_step(
         undo = Undo(optimizer)
         optimizer.step()
         return undo.unless(undo.sound() & when)
+
+
+@contextmanager
+def shortened(parameters: Sequence[Parameter], longest: float) -> Iterator[None]:
+    """Shorten the change of the parameters inside to this length, without reading it; shorter ones stay as they are."""
+    values = [p.detach() for p in parameters]
+    before = [p.clone() for p in values]
+    yield
+    moved = torch._foreach_sub(values, before)
+    length = torch.stack([norm.double() for norm in torch._foreach_norm(moved)]).square().sum().sqrt()
+    for p, start, step in zip(values, before, moved, strict=True):
+        p.copy_(torch.where(length > longest, start + step * (longest / length).to(p.dtype), p))
 
 
 @contextmanager

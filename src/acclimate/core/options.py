@@ -56,6 +56,7 @@ class Options(Running, total=False):
     statistics: Literal["batch", "source"]
     detach_statistics: bool
     strategy: Strategy | None
+    max_step: float | None
 
 
 @dataclass(frozen=True)
