@@ -27,7 +27,7 @@ BELOW = {
     "data": ("files", "functional", "checks", "extras", "parts", "core"),
     "online": ("files", "functional", "checks", "parts", "engine", "core"),
     "bench": ("_version", "files", "functional", "checks", "parts", "engine", "core", "methods", "data", "online"),
-    "paper": ("files", "functional", "checks", "parts", "engine", "core", "methods", "data", "bench"),
+    "paper": ("files", "functional", "checks", "parts", "engine", "core", "methods", "data", "online", "bench"),
     "cli": ("_version", "files", "checks", "extras", "engine", "core", "methods", "data", "bench", "paper"),
 }
 """What each room may import, also for types and inside functions. The package itself re-exports, and may import all."""

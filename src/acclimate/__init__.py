@@ -13,7 +13,9 @@ from .core.step import Step, Uncertainty
 from .data.collect import collect_in_distribution
 from .engine import Engine
 from .methods import DAT, EATA, EATAC, ETA, ETAC, MEMO, METHODS, ROID, SAR, TEA, BNAdapt, CoTTA, RDumb, Source, Tent
+from .online.cameras import Streams
 from .online.guard import Guard
+from .online.one_by_one import Stream
 from .online.policy import POLICIES, Policy
 from .parts.batchnorm import Normalisation
 from .parts.fisher import Fisher
@@ -56,6 +58,8 @@ __all__ = [
     "StateError",
     "Step",
     "StochasticDepth",
+    "Stream",
+    "Streams",
     "Tent",
     "Uncertainty",
     "__version__",

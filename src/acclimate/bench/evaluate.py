@@ -14,6 +14,7 @@ from torch import Tensor
 from ..core.adapter import Adapter
 from ..core.step import Step
 from ..data.types import IGNORE
+from ..online.guard import Guard
 from ..parts.normalised import Normalised
 from .metrics import Scores
 from .provenance import origin, process_memory
@@ -39,7 +40,7 @@ class BatchResult:
     """Whether the adapter rejected it, so that the logits are a uniform prediction."""
 
 
-def run(adapter: Adapter, scenario: Scenario, start: int = 0) -> Iterator[BatchResult]:
+def run(adapter: Adapter | Guard, scenario: Scenario, start: int = 0) -> Iterator[BatchResult]:
     """Predict and learn batch by batch, from domain `start` on; reset where the scenario says so."""
     between = [] if scenario.clean_between is None else [(scenario.clean_between, True)]
     for domain in scenario.domains[start:]:
@@ -60,7 +61,7 @@ def run(adapter: Adapter, scenario: Scenario, start: int = 0) -> Iterator[BatchR
                 yield BatchResult(part.name, logits, targets, step, following is None, probe, rejected)
 
 
-def _answer(adapter: Adapter, x: Tensor, *, tolerant: bool) -> tuple[Tensor, Step, bool]:
+def _answer(adapter: Adapter | Guard, x: Tensor, *, tolerant: bool) -> tuple[Tensor, Step, bool]:
     """Return the logits, the record of the step, and whether the batch was rejected, which needs `tolerant`."""
     try:
         logits = adapter(x)
@@ -75,7 +76,7 @@ def _answer(adapter: Adapter, x: Tensor, *, tolerant: bool) -> tuple[Tensor, Ste
 
 
 def evaluate(
-    adapter: Adapter,
+    adapter: Adapter | Guard,
     scenario: Scenario,
     *,
     clean: Stream | None = None,
@@ -100,6 +101,8 @@ def evaluate(
     meter = _DomainMeter(adapter, tolerant=scenario.tolerant)
     for batch in run(adapter, scenario, len(result.domains)):
         meter.update(batch)
+        if not batch.probe and (scenario.tolerant or isinstance(adapter, Guard)):
+            result.along = [*(result.along or []), _score(batch)]
         if on_batch is not None and not batch.probe:
             meter.report(batch, on_batch)
         if not batch.last:
@@ -113,17 +116,24 @@ def evaluate(
                 result.domains[-1].clean_accuracy = result.clean_before if adapter.episodic else probe(clean)
         if batch.probe or scenario.clean_between is None:
             result.done = len(result.domains) == len(scenario.domains)
+            result.health = adapter.health.as_dict() if isinstance(adapter, Guard) else None
             if on_domain is not None:
                 on_domain(result)
         meter = _DomainMeter(adapter, tolerant=scenario.tolerant)
     return result
 
 
-def start_result(adapter: Adapter, scenario: Scenario, **fields: Any) -> Result:
+def _score(batch: BatchResult) -> float:
+    scores = Scores()
+    scores.update(batch.logits, batch.targets)
+    return scores.score
+
+
+def start_result(adapter: Adapter | Guard, scenario: Scenario, **fields: Any) -> Result:
     """Return a result without numbers; `fields` are those that the adapter and the scenario do not know."""
     model = adapter.model.model if isinstance(adapter.model, Normalised) else adapter.model
     return Result(
-        method=type(adapter).__name__,
+        method=type(adapter.adapter if isinstance(adapter, Guard) else adapter).__name__,
         network=type(model).__name__,
         call=repr(adapter),
         scenario=scenario.name,
@@ -135,7 +145,7 @@ def start_result(adapter: Adapter, scenario: Scenario, **fields: Any) -> Result:
 
 
 def accuracy_of(
-    adapter: Adapter, domain: Stream, resets: Literal["never", "batch"] = "never", *, tolerant: bool = False
+    adapter: Adapter | Guard, domain: Stream, resets: Literal["never", "batch"] = "never", *, tolerant: bool = False
 ) -> float:
     """Score on a domain, with adaptation to it; the adapter's state is restored afterwards."""
     snapshot, scores = adapter.snapshot(), Scores()
@@ -150,7 +160,7 @@ def accuracy_of(
 class _DomainMeter:
     """The measurements of one domain. Counts stay on the device until the domain is over."""
 
-    def __init__(self, adapter: Adapter, *, tolerant: bool) -> None:
+    def __init__(self, adapter: Adapter | Guard, *, tolerant: bool) -> None:
         self.adapter, self.scores, self.images = adapter, Scores(), 0
         self.rejected = 0 if tolerant else None
         self.memory = _PeakMemory(adapter.device)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..data.scenes import CITYSCAPES
 from .result import Result
 
-__all__ = ["COLOURS", "STYLE", "along", "cost", "examples", "forgetting", "reliability", "scenes"]
+__all__ = ["COLOURS", "STYLE", "along", "cost", "examples", "forgetting", "reliability", "scenes", "watched"]
 
 STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -94,6 +94,34 @@ def along(groups: Sequence[Sequence[Result]], name: Literal["score", "ece"] = "s
         axes.set_ylabel(f"{label} (%)")
         axes.set_title(f"{results[0].network}: {label} along the stream")
     return figure
+
+
+@mpl.rc_context(STYLE)
+def watched(panels: Sequence[tuple[str, Sequence[Result]]], columns: int = 2) -> Figure:
+    """Plot accuracy along each stream, batch by batch: dashed without a guard, and what the guard has done."""
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.8 * min(columns, len(panels)), 2.4 * lines + 0.5), layout="constrained")
+    for place, (title, results) in enumerate(panels):
+        axes = figure.add_subplot(lines, min(columns, len(panels)), place + 1)
+        for result in results:
+            guarded = result.health is not None
+            style = "-" if guarded or result.method == "Source" else "--"
+            values = _smooth([100 * value for value in result.along or ()])
+            axes.plot(values, style, lw=1.6 if guarded else 1.2, color=_colour(result), label=result.label)
+            for alarm in (result.health or {}).get("alarms", ()):
+                shape = ".v"[alarm["action"] not in ("source", "blend", "skip")]
+                if alarm["batch"] < len(values):
+                    axes.plot(alarm["batch"], values[alarm["batch"]], shape, ms=7, color=_colour(result))
+        axes.set(title=title, ylim=(0, 102), xlabel="batches" if place + columns >= len(panels) else "")
+        axes.set_ylabel("accuracy (%)" if place % columns == 0 else "")
+    handles = {label: line for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5)
+    return figure
+
+
+def _smooth(values: Sequence[float], width: int = 5) -> list[float]:
+    """Return the mean of each value and those before it."""
+    return [sum(some := values[max(0, i - width + 1) : i + 1]) / len(some) for i in range(len(values))]
 
 
 @mpl.rc_context(STYLE)

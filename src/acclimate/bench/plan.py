@@ -141,6 +141,7 @@ class Plan:
         False, "Leave out images that cannot be read, and count them; otherwise the first one stops the run."
     )
     rounds: int = _option(10, "Rounds of the scenario `rounds`.", least=1)
+    guard: bool = _option(False, "Watch every method with a guard, which undoes a collapse and answers while it lasts.")
 
     def __post_init__(self) -> None:
         scenes = not _SCENES.isdisjoint(self.data.split(":")[:2])
@@ -153,8 +154,9 @@ class Plan:
             self._check(each.metadata["name"] or each.name, getattr(self, each.name), each.metadata)
         self._check("method", self.overrides, {"choices": METHODS, "least": None})
         self._check_overrides()
-        if not isinstance(self.skip_broken, bool):
-            raise PlanError(f"skip_broken={self.skip_broken!r}: expected true or false")
+        for name in ("skip_broken", "guard"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise PlanError(f"{name}={value!r}: expected true or false")
         if not self.methods or not self.seeds:
             raise PlanError("a plan needs at least one method and one seed")
 
@@ -214,7 +216,12 @@ class Plan:
     def arguments(self, job: Job) -> dict[str, Any]:
         """Return the arguments of a job's method: settings that all methods share, and its own overrides."""
         whole = self.as_dict()
-        return {**{name: whole[name] for name in SHARED}, **whole["overrides"].get(job.method, {})}
+        guard = {"guard": True} if self.guards(job) else {}
+        return {**{name: whole[name] for name in SHARED}, **guard, **whole["overrides"].get(job.method, {})}
+
+    def guards(self, job: Job) -> bool:
+        """Return whether a job's method is watched by a guard; the source network needs none."""
+        return self.guard and job.method != "source"
 
 
 def combine(config: Mapping[str, Any], options: Mapping[str, Any]) -> Plan:

@@ -100,6 +100,11 @@ def _compared(title: str, results: Sequence[Result]) -> Section:
         ),
         (f"Cost against {score}: forward and backward passes per sample.", figures.cost(first)),
     ]
+    if any(result.health is not None for result in first):
+        caption = (
+            "Accuracy along the stream. A point: the source network answers; a triangle: what was learned is undone."
+        )
+        shown.insert(0, (caption, figures.watched([(title, first)], columns=1)))
     if all(result.clean_before is not None for result in first):
         shown.append((f"{name} on clean images, before the stream and after each domain.", figures.forgetting(first)))
     return Section(title, results, shown)

@@ -98,6 +98,10 @@ class Result:
     source_accuracy: dict[str, float] | None = None
     """Accuracy of the source network per domain; None if it did not run before with the same seed."""
     origin: dict[str, str | None] = field(default_factory=dict)
+    along: list[float] | None = None
+    """Score of each batch, of hostile streams and guarded methods."""
+    health: dict[str, Any] | None = None
+    """What the guard has seen and done, if there was one (`acclimate.online.policy.Health`)."""
     done: bool = False
     """Whether all domains are finished."""
 
@@ -179,7 +183,8 @@ class Result:
     @property
     def label(self) -> str:
         """The method, with its own arguments."""
-        own = [f"{name}={value}" for name, value in self.arguments.items() if name not in SHARED]
+        own = [f"{name}={value}" for name, value in self.arguments.items() if name not in (*SHARED, "guard")]
+        own += ["guarded"] if self.arguments.get("guard") else []
         return self.method + (f" ({', '.join(own)})" if own else "")
 
     @property

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..core.adapter import Adapter
 from ..files import write_text
+from ..online.guard import Guard
 from .locks import locked
 from .plan import Job, Plan, PlanError
 from .result import Result
@@ -88,7 +89,7 @@ class ResultFolder:
             self._check_plan()  # another process may have written its own in the meantime
             yield
 
-    def write(self, job: Job, adapter: Adapter, result: Result) -> None:
+    def write(self, job: Job, adapter: Adapter | Guard, result: Result) -> None:
         """Write the adapter's state, then the result that belongs to it; then remove older states."""
         write_text(self.path / "plan.json", json.dumps(self.plan.as_dict(), indent=1) + "\n")
         before = self._states(job)

@@ -30,6 +30,7 @@ from ..data.decoded import Decoded, DecodedSuite
 from ..data.folders import unread_files
 from ..data.types import ImageSet, Suite
 from ..methods import METHODS
+from ..online.guard import Guard
 from ..parts.augment import require_kornia
 from ..parts.parameters import norm_parameters
 from .evaluate import BatchResult, check_labels, evaluate, start_result
@@ -41,6 +42,8 @@ from .scenarios import SCENARIOS, sample_domain, with_clean
 from .stream import SampledDomain, Scenario
 
 __all__ = ["Run"]
+
+_HELD_OUT = 512  # clean images that a guard draws from
 
 
 class Run:
@@ -104,19 +107,39 @@ class Run:
 
     def _source(self, seed: int) -> SampledDomain:
         """Return the last images in the order of the probe: if there are enough, none of them is in the probe."""
-        plan = self.plan
+        everything = self._all_clean(seed)
+        return replace(everything, picks=everything.picks[-self.plan.source_images :])
+
+    def _all_clean(self, seed: int) -> SampledDomain:
         part = self.source_suite.clean()
-        if len(part.images) > plan.source_images:  # choose at random
+        if len(part.images) > self.plan.source_images:  # choose at random
             part = replace(part, ordered=False)
-        everything = sample_domain("source", part, **self._loading(seed + 1))
-        return replace(everything, picks=everything.picks[-plan.source_images :])
+        return sample_domain("source", part, **self._loading(seed + 1))
 
     def _loading(self, seed: int) -> dict[str, Any]:
         broken = self.broken if self.plan.skip_broken else None
         return {"batch_size": self.plan.batch_size, "seed": seed, "workers": self.plan.workers, "broken": broken}
 
-    def adapter(self, job: Job, *, source_images: int | None = None) -> Adapter:
-        """Return a job's method around the source network; `source_images` limits those for the Fisher importance."""
+    def adapter(self, job: Job, *, source_images: int | None = None) -> Adapter | Guard:
+        """Return a job's method around the source network, with a guard if the plan says so.
+
+        `source_images` limits the images for the Fisher importance.
+        """
+        adapter = self._bare_adapter(job, source_images)
+        if not self.plan.guards(job):
+            return adapter
+        known = source_images is None and (self.plan.source is not None or self._has_clean)
+        held_out = self._held_out(job.seed) if known else None
+        return Guard(adapter, probe=held_out, seed=job.seed)
+
+    def _held_out(self, seed: int) -> list[Tensor]:
+        """Return clean images for the guard: those before the source images in the same order, if there are enough."""
+        clean = self._all_clean(seed)
+        before = clean.picks[: -self.plan.source_images][-_HELD_OUT:]
+        picks = before if len(before) >= _HELD_OUT // 4 else clean.picks[-_HELD_OUT:]
+        return [x for x, _ in replace(clean, picks=picks).on(self.plan.device)]
+
+    def _bare_adapter(self, job: Job, source_images: int | None) -> Adapter:
         plan = self.plan
         arguments: dict[str, Any] = {"seed": job.seed, "classes": self.suite.classes}
         arguments |= {"engine": plan.engine, "precision": plan.precision, **plan.overrides.get(job.method, {})}
@@ -128,7 +151,7 @@ class Run:
                 arguments["source"] = [self._first_images(source, source_images)[0]]
         return METHODS[job.method].preset(self.family, self.network.model, **arguments)
 
-    def start(self, job: Job, adapter: Adapter) -> Result:
+    def start(self, job: Job, adapter: Adapter | Guard) -> Result:
         """Return a job's result without numbers."""
         preprocess = self.network.preprocess
         return start_result(

@@ -124,7 +124,7 @@ def summary_table(results: Sequence[Result]) -> Table:
     header = ["method", score, "ECE %", "forwards", "backwards", "clean before", "clean after", "seconds"]
     rows = [
         [
-            runs[0].label if runs[0].method in repeated else runs[0].method,
+            runs[0].label if runs[0].method in repeated or runs[0].health else runs[0].method,
             percent([run.score for run in runs]),
             percent([run.ece for run in runs]),
             passes([run.forwards for run in runs]),

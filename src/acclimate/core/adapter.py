@@ -60,6 +60,10 @@ Statistics: TypeAlias = Mode | Sequence[Tensor]
 Result = TypeVar("Result")
 
 
+def _same(logits: Tensor) -> Tensor:
+    return logits
+
+
 class Adapter(nn.Module, ABC):
     """A wrapper around a network that returns logits: `logits = adapter(x)` predicts x, then learns from it.
 
@@ -235,8 +239,13 @@ class Adapter(nn.Module, ABC):
         return self._look(x, statistics, self.answer)
 
     def predict_source(self, x: Tensor, *, statistics: Statistics | None = "source") -> Tensor:
-        """Return the logits that the network had before any adaptation; `statistics=None` normalises as the method."""
-        return self._look(x, statistics, lambda images: self.infer(images, self.state.source_parameters()))
+        """Return the logits that the network had before any adaptation.
+
+        With `statistics=None` it normalises and corrects its logits as the method does.
+        """
+        source = self.state.source_parameters()
+        correct = self.correct if statistics is None else _same
+        return self._look(x, statistics, lambda images: correct(self.infer(images, source)))
 
     def measure_statistics(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return the logits of x, and the means and variances of its BatchNorm layers, for `predict_only`."""
@@ -369,8 +378,12 @@ class Adapter(nn.Module, ABC):
         """Return the logits of x, and learn from x. Gradients are on, for the adapted parameters only."""
 
     def answer(self, x: Tensor) -> Tensor:
-        """Return what the method predicts for x without learning; overridden where that is not the plain logits."""
-        return self.infer(x)
+        """Return what the method predicts for x without learning; overridden where others than θ predict."""
+        return self.correct(self.infer(x))
+
+    def correct(self, logits: Tensor) -> Tensor:
+        """Return logits as the method changes them after the network; most methods do not."""
+        return logits
 
     def watch(self, step: Step) -> None:
         """Inspect a finished step outside any recording, for example to warn. Most methods do nothing."""

@@ -217,7 +217,7 @@ class State:
         for name, tensor in snapshot.tensors.items():
             if not tensor.is_floating_point() or bool(tensor.isfinite().all()):
                 continue
-            before = source.get(name)
+            before = next((t for known, t in source.items() if f"/{name}".endswith(f"/{known}")), None)
             new = before is None or before.shape != tensor.shape or tensor != before.to(tensor.device)
             if bool((~tensor.isfinite() & new).any()):
                 raise StateError(

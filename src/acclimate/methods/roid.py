@@ -95,11 +95,7 @@ class ROID(Adapter):
         )
         self._ensemble()
         self.mean = 0.9 * mean + 0.1 * p.mean(0)
-        return self._corrected(batch.logits)
-
-    def answer(self, x: Tensor) -> Tensor:
-        """Return the corrected logits."""
-        return self._corrected(self.infer(x))
+        return self.correct(batch.logits)
 
     @torch.no_grad()
     def _ensemble(self) -> None:
@@ -108,7 +104,8 @@ class ROID(Adapter):
         torch._foreach_mul_(adapted, self.momentum)
         torch._foreach_add_(adapted, source, alpha=1 - self.momentum)
 
-    def _corrected(self, logits: Tensor) -> Tensor:
+    def correct(self, logits: Tensor) -> Tensor:
+        """Correct the logits by how often each class is predicted."""
         if self.prior is None:
             return logits
         size, classes = logits.shape

@@ -4,7 +4,7 @@
     test.update(disagreed)          # 0 or 1 per held-out image, or values between
     test.evidence >= 1              # time to act
 
-Both tests are exact at any time, however often they are looked at.
+The probe test is exact at any time, however often it is looked at.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class ShiftGauge:
     """Do the source's entropies on the stream differ from those on held-out images (Bar et al., 2024)?
 
     u = F(H), with the distribution F of the held-out entropies, is uniform on [0, 1] without a shift. The wealth
-    Π (1 + ε(u − ½)) then stays small. ε follows the gradient, |ε| < 2. Fog raises it as well as an attack does, so
-    nothing is done about it.
+    Π (1 + ε(u − ½)) then stays small. ε follows the gradient, |ε| < 2. Fog raises it as well as an attack does, and F
+    is an estimate, which a long stream finds out by itself. So it is shown, and nothing is done about it.
     """
 
     def __init__(self, entropies: Tensor) -> None:

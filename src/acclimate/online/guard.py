@@ -24,30 +24,32 @@ from ..core.adapter import Adapter, Statistics
 from ..core.snapshot import Snapshot, StateError
 from ..core.step import Step
 from ..functional import entropy
-from ..parts.fisher import Fisher, Images, image_batches
+from ..parts.fisher import Fisher, Images
+from ..parts.multiscale import resized
 from ..parts.sharing import exclusive
-from .betting import ProbeTest, ShiftGauge
-from .policy import POLICIES, Alarm, Health, Policy, Signals
+from .policy import LASTING, POLICIES, Alarm, Health, Policy, Signals
+from .probe import Probe
+from .ring import Ring
 from .signals import content, distance, diversity, per_sample, shuffle_patches
 
 __all__ = ["Guard"]
 
 _FIRST = 2  # batches between checks at first, and after an alarm
 _LOOK = 16  # images that the source network looks at for their content
-_DRAW = 32  # held-out images per check
+_GRIDS = (4, 16)  # how finely they are shuffled
+_LOOKED = ("skew", "content")  # signals that are known before the prediction
 _ENOUGH = 48  # samples for a judgement; smaller batches are collected
 _SMALL = 8  # batches of fewer images have no statistics worth learning with
 _PRIOR = 16  # images that the source's statistics count for in such a batch
-_GRIDS = (4, 16)  # how finely images are shuffled to see whether the source network looks at their content
-_LASTING = ("source", "blend", "skip")
-_WEALTHY = 256  # images that the importance of parameters is estimated on
+_LONGEST = 4096  # batches of a pause
 
 
 class Guard(nn.Module):
     """Watch an adapter. It is called as the adapter is, and has the adapter's attributes and methods.
 
+    >>> import acclimate
     >>> net = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3))
-    >>> model = Guard(Tent(net), probe=torch.rand(64, 4))
+    >>> model = acclimate.Guard(acclimate.Tent(net), probe=torch.rand(64, 4))
     >>> model(torch.rand(8, 4)).shape
     torch.Size([8, 3])
     >>> model.health.doing
@@ -67,6 +69,9 @@ class Guard(nn.Module):
         seed: the seed of what the guard draws at random.
     """
 
+    adapter: Adapter
+    probe: Probe | None
+
     def __init__(
         self,
         adapter: Adapter,
@@ -85,31 +90,14 @@ class Guard(nn.Module):
             raise TypeError(f"a Guard watches an adapter, such as EATA(net), not a {type(adapter).__name__}")
         if every < 1 or ring < 1 or pause < 1:
             raise ValueError(f"Guard: every={every}, ring={ring} and pause={pause} must be at least 1")
-        self.adapter, self.policies, self.every, self.tolerated = adapter, tuple(policies), every, tolerated
-        self.risk, self.ring, self.pause, self._seed = risk, ring, pause, seed
-        self.random = Generator().manual_seed(seed)
-        """The guard's own generator, so that the adapter's is as without a guard."""
-        self.probe: Tensor | None
-        held_out = None if probe is None else torch.cat([*image_batches(probe)]).to(adapter.device)
-        self.register_buffer("probe", held_out, persistent=False)
-        self.test: ProbeTest | None = None
-        self.gauge: ShiftGauge | None = None
+        self.policies, self.every, self.pause, self.probe = tuple(policies), every, pause, None
+        self.adapter = adapter  # after what has the same name in some adapters, which is the guard's then
+        self._most, self._seed = ring, seed
+        self._random = Generator().manual_seed(seed)  # its own, so that the adapter's is as without a guard
+        self.probe = None if probe is None else Probe(adapter, probe, tolerated, risk, self._random)
         self._importance = self._estimate_importance()
-        if self.probe is not None:
-            answers = torch.cat([adapter.predict_source(x).argmax(1) for x in torch.split(self.probe, _WEALTHY)])
-            self.register_buffer("_answers", answers, persistent=False)
-            self._start_tests(self.probe)
+        self._dense = False  # whether the network is a segmenter
         self._begin()
-
-    def _start_tests(self, probe: Tensor) -> None:
-        """Measure what is normal before anything is learned."""
-        if len(probe) < _DRAW:
-            raise ValueError(f"probe= has {len(probe)} images, and each check draws {_DRAW}: give a few hundred")
-        before = [value for _ in range(8) for value in self._disagreements()]
-        self.test = ProbeTest(min(0.99, sum(before) / len(before) + self.tolerated), risk=self.risk)
-        self.gauge = ShiftGauge(
-            torch.cat([entropy(self.adapter.predict_source(x)) for x in torch.split(probe, _WEALTHY)])
-        )
 
     def _estimate_importance(self) -> Tensor | None:
         own = getattr(self.adapter, "regulariser", None)
@@ -117,19 +105,18 @@ class Guard(nn.Module):
             return own.importance
         if self.probe is None or not self.adapter.adapted:
             return None
-        return Fisher.estimate(self.adapter, self.probe[:_WEALTHY]).importance
+        return Fisher.estimate(self.adapter, self.probe.images[:256]).importance
 
     def _begin(self) -> None:
         """Start to watch, from the adapter as it is."""
-        self._health = Health()
-        self._interval = self._first_interval
-        self._next = 0
-        self._pause = self.pause
+        self._random.manual_seed(self._seed)
+        self._health = Health(doing="frozen" if self.adapter.frozen else "learning")
+        self._interval, self._next, self._pause = self._first_interval, 0, self.pause
         self._quiet = 0  # checks without the signal of a lasting action
         self._streaks = [0] * len(self.policies)
         self._window: dict[str, Tensor] = {}
         self._totals = torch.zeros(4, dtype=torch.float64, device=self.adapter.device)  # kept, entropy, samples, drops
-        self._ring: list[Snapshot] = [self.adapter.state.copy(light=True)]
+        self._ring = Ring(self.adapter, self._most)
         self._last: Step | None = None
 
     @property
@@ -139,23 +126,22 @@ class Guard(nn.Module):
     # For users --------------------------------------------------------------------------------------------------------
 
     @exclusive
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         """Predict a batch, and learn from it if that is safe; return logits without a graph.
 
         Images with NaN or infinity are not shown to the network; their logits are zero.
         """
         try:
-            return self._serve(x)
-        except DivergenceError:
-            self._alarm(Alarm(self._health.batches, "collapse", 1.0, "roll back"), x)
-            return self._serve(x)
+            return self._answer(x)
         except ValueError:
             if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2 or not len(x):
                 raise
             fine = x.isfinite().flatten(1).all(1)
             if bool(fine.all()):
-                return self._serve(x)  # the error was that of an earlier batch, told late; or it is raised again
-            return self._serve_some(x, fine)
+                return self._answer(x)  # the error was that of an earlier batch, or it is raised again
+            return self._answer_some(x, fine)
 
     def predict_only(self, x: Tensor, *, statistics: Statistics | None = None) -> Tensor:
         """Return the logits of x as they would be predicted now. Nothing is learned, counted or changed."""
@@ -181,73 +167,68 @@ class Guard(nn.Module):
     @frozen.setter
     def frozen(self, frozen: bool) -> None:
         self.adapter.frozen = frozen
-        self._do("frozen" if frozen else "learning")
+        self._resume()
 
     @exclusive
+    @torch.inference_mode(False)
     def rollback(self) -> None:
         """Restore the last healthy snapshot, and pause learning."""
-        self._roll_back()
+        self._back()
         self._start_pause()
 
     @exclusive
+    @torch.inference_mode(False)
     def reset(self) -> None:
         """Restore the source, and forget what was watched."""
         self.adapter.reset()
-        self.random.manual_seed(self._seed)
-        if self.test is not None:
-            self.test.restart()
-        if self.gauge is not None:
-            self.gauge = ShiftGauge(self.gauge.entropies)
+        if self.probe is not None:
+            self.probe.restart()
         self._begin()
 
     @exclusive
+    @torch.inference_mode(False)
     def snapshot(self) -> Snapshot:
         """Return a copy of everything that changes between batches, of the adapter and of the guard."""
         own = self.adapter.snapshot()
         tensors = {
             **own.tensors,
             **{f"guard/window/{name}": value.clone() for name, value in self._window.items()},
-            **{f"guard/ring/{i}/{n}": t for i, each in enumerate(self._ring) for n, t in each.tensors.items()},
+            **{f"guard/ring/{name}": tensor for name, tensor in self._ring.tensors().items()},
             "guard/totals": self._totals.clone(),
-            "guard/generator": self.random.get_state(),
+            "guard/generator": self._random.get_state(),
         }
         memory = {
             "health": self._health.as_dict(),
-            "ring": [dict(each.settings) for each in self._ring],
-            "test": None if self.test is None else self.test.state(),
-            "gauge": None if self.gauge is None else self.gauge.state(),
-            "counts": [self._interval, self._next, self._pause, self._quiet],
+            "ring": self._ring.settings(),
+            "probe": None if self.probe is None else self.probe.state(),
+            "counts": [self._interval, self._next, self._pause, self._quiet, self._dense],
             "streaks": [*self._streaks],
             "frozen": self.adapter.frozen,
         }
         return Snapshot(tensors, {**own.settings, "guard": memory})
 
     @exclusive
+    @torch.inference_mode(False)
     def restore(self, snapshot: Snapshot) -> None:
         """Restore a snapshot. The same batches then give the same results as before, bit for bit."""
         memory = snapshot.settings.get("guard")
         alike = memory is not None and len(memory["streaks"]) == len(self.policies)
-        if memory is None or not alike or (memory["test"] is None) != (self.test is None):
+        if memory is None or not alike or (memory["probe"] is None) != (self.probe is None):
             raise StateError("the state was not saved by a Guard with the same policies, and with a probe as this one")
-        mine = {name: t for name, t in snapshot.tensors.items() if name.startswith("guard/")}
-        own = {name: value for name, value in snapshot.settings.items() if name != "guard"}
-        self.adapter.restore(Snapshot({n: t for n, t in snapshot.tensors.items() if n not in mine}, own))
-        self._health = Health.from_dict(memory["health"])
-        self._interval, self._next, self._pause, self._quiet = memory["counts"]
-        self._streaks = [*memory["streaks"]]
+        mine = {name.removeprefix("guard/"): t for name, t in snapshot.tensors.items() if name.startswith("guard/")}
+        theirs = {name: t for name, t in snapshot.tensors.items() if not name.startswith("guard/")}
+        self.adapter.restore(Snapshot(theirs, {n: v for n, v in snapshot.settings.items() if n != "guard"}))
         self.adapter.frozen = memory["frozen"]
-        if self.test is not None:
-            self.test.load(memory["test"])
-        if self.gauge is not None:
-            self.gauge.load(memory["gauge"])
-        device = self.adapter.device
-        self._window = {n.split("/")[2]: t.to(device) for n, t in mine.items() if n.startswith("guard/window/")}
-        self._ring = [
-            Snapshot({n.split("/", 3)[3]: t for n, t in mine.items() if n.startswith(f"guard/ring/{i}/")}, settings)
-            for i, settings in enumerate(memory["ring"])
-        ]
-        self._totals = mine["guard/totals"].to(device, copy=True)
-        self.random.set_state(mine["guard/generator"].cpu())
+        self._health = Health.from_dict(memory["health"])
+        self._interval, self._next, self._pause, self._quiet, self._dense = memory["counts"]
+        self._streaks = [*memory["streaks"]]
+        if self.probe is not None:
+            self.probe.load(memory["probe"])
+        self._ring.load(_within("ring", mine), memory["ring"])
+        self._window = {name: t.to(self.adapter.device) for name, t in _within("window", mine).items()}
+        self._totals = mine["totals"].to(self.adapter.device, copy=True)
+        self._random.set_state(mine["generator"].cpu())
+        self._last = None
 
     def save(self, path: str | Path, snapshot: Snapshot | None = None) -> None:
         """Write adapter and guard to one safetensors file, completely or not at all."""
@@ -259,16 +240,34 @@ class Guard(nn.Module):
 
     # One batch --------------------------------------------------------------------------------------------------------
 
+    def _answer(self, x: Tensor) -> Tensor:
+        try:
+            return self._serve(x)
+        except DivergenceError:
+            self._alarm(Alarm(self._health.batches, "collapse", 1.0, "roll back"), x)
+            return self._serve(x)
+
+    def _answer_some(self, x: Tensor, fine: Tensor) -> Tensor:
+        """Answer images that are not finite with a uniform prediction."""
+        some = self._answer(x[fine]) if bool(fine.any()) else self.adapter.predict_source(torch.zeros_like(x[:1]))[:0]
+        logits = some.new_zeros(len(x), *some.shape[1:])
+        logits[fine] = some
+        self._health.rejected += int((~fine).sum())
+        if not bool(fine.any()):
+            self._last = Step(len(x), logits=logits)
+        return logits
+
     def _serve(self, x: Tensor) -> Tensor:
         health = self._health
-        if health.until is not None and health.batches >= health.until:
-            self._do("learning")
+        if health.doing == "paused" and health.batches >= (health.until or 0):
+            self._resume()
         due = health.batches >= self._next and not self.frozen
         looked = self._look(x) if due and self.adapter.coupled else None
         learn = health.doing == "learning" and self._statistics(len(x)) is None
+        before = self.adapter.state.copy(light=True) if due and learn else None
         logits = self._learn(x) if learn else self._hold(x)
-        if due and health.doing != "source":
-            logits = self._compare(x, logits, looked)
+        if due and (checked := self._to_check(x, logits)) is not None and self._compare(x, checked, looked, before):
+            logits = self._hold(x)
         health.batches += 1
         if due:
             self._next = health.batches + self._interval - 1
@@ -276,10 +275,8 @@ class Guard(nn.Module):
 
     def _learn(self, x: Tensor) -> Tensor:
         logits: Tensor = self.adapter(x)
-        step = self.adapter.last
-        self._last = None
-        taken = step.kept.float().mean() if step.kept is not None else 1.0 * step.taken
-        self._add(logits, taken, step.dropped)
+        step, self._last = self.adapter.last, None
+        self._add(logits, step.kept.float().mean() if step.kept is not None else 1.0 * step.taken, step.dropped)
         return logits
 
     def _hold(self, x: Tensor) -> Tensor:
@@ -292,7 +289,7 @@ class Guard(nn.Module):
 
     def _add(self, logits: Tensor, kept: float | Tensor, dropped: int | Tensor) -> None:
         """Add up what the next check reads."""
-        n = len(logits)
+        n, self._dense = len(logits), logits.dim() > 2
         values = (n * kept, entropy(logits).mean() * n, n, dropped)
         device = self._totals.device
         self._totals += torch.stack([torch.as_tensor(v, dtype=torch.float64, device=device) for v in values])
@@ -301,54 +298,63 @@ class Guard(nn.Module):
         """Return other statistics than the method's, where those of the batch cannot be trusted."""
         if self._health.doing == "blend":
             return 0.5
-        if self.adapter.coupled and size < _SMALL:
+        if self.adapter.coupled and size < _SMALL and not self._dense:
             return size / (size + _PRIOR)
         return None
-
-    def _serve_some(self, x: Tensor, fine: Tensor) -> Tensor:
-        """Answer images that are not finite with a uniform prediction."""
-        self._health.rejected += int((~fine).sum())
-        some = self._serve(x[fine]) if bool(fine.any()) else self.predict_only(torch.zeros_like(x[:1]))[:0]
-        logits = some.new_zeros(len(x), *some.shape[1:])
-        logits[fine] = some
-        if not bool(fine.any()):
-            self._last = Step(len(x), logits=logits)
-        return logits
 
     # Checks -----------------------------------------------------------------------------------------------------------
 
     def _look(self, x: Tensor) -> Tensor:
         """Let the source network look at some images, and judge whether their labels are alike; return entropies."""
-        some = x[torch.randperm(len(x), generator=self.random)[:_LOOK].to(x.device)]
-        views = torch.cat([some, *(shuffle_patches(some, self.random, grid) for grid in _GRIDS)])
+        some = x[torch.randperm(len(x), generator=self._random)[:_LOOK].to(x.device)]
+        views = torch.cat([some, *(shuffle_patches(some, self._random, grid) for grid in _GRIDS)])
         p, *shuffled = (per_sample(z) for z in self.adapter.predict_source(views).chunk(1 + len(_GRIDS)))
         if len(some) >= _SMALL:
             least = torch.stack([content(p, q) for q in shuffled]).amin()
-            seen, few = torch.stack([least, 1 - diversity(p)]).tolist()
-            self._signal(content=seen, skew=seen * few)
-            self._judge(x, ("skew", "content"))
+            seen, lacking = torch.stack([least, 1 - diversity(p)]).tolist()
+            self._signal(content=seen, skew=seen * lacking)
+            self._judge(x, [name for name in self._signals() if name in _LOOKED])
         return entropy(p.clamp(min=1e-12).log())
 
-    def _compare(self, x: Tensor, logits: Tensor, looked: Tensor | None) -> Tensor:
-        """Compare the prediction of a batch with the source's; return the logits after what had to be done."""
-        reference = self.adapter.predict_source(x, statistics=self._statistics(len(x)))
-        self._collect(ours=per_sample(logits), source=per_sample(reference))
-        if self.gauge is not None:
-            self.gauge.update((entropy(reference) if looked is None else looked)[:_LOOK], self.random)
-        if len(self._window["ours"]) < _ENOUGH:
+    def _signals(self) -> list[str]:
+        return [policy.signal for policy in self.policies]
+
+    def _to_check(self, x: Tensor, logits: Tensor) -> Tensor | None:
+        """Return the adapter's own prediction; while the source answers, only if that ends by another signal."""
+        if self._health.doing != "source":
             return logits
+        others = any(policy.action == "source" and policy.signal not in _LOOKED for policy in self.policies)
+        return self.adapter.predict_only(x) if others else None
+
+    def _compare(self, x: Tensor, logits: Tensor, looked: Tensor | None, before: Snapshot | None) -> bool:
+        """Compare a prediction with the source's, and act; return whether the adapter has changed.
+
+        `before` is the state that has made the prediction: if it is healthy, it is kept.
+        """
+        reference = self._reference(x, logits)
+        self._collect(ours=per_sample(logits), source=per_sample(reference))
+        if self.probe is not None:
+            self.probe.gauge.update((entropy(reference) if looked is None else looked)[:_LOOK], self._random)
+        if len(self._window["ours"]) < _ENOUGH:
+            return False
         self._measure()
         self._health.note()
-        done = self._judge(x, [policy.signal for policy in self.policies if policy.signal not in ("skew", "content")])
         self._window.clear()
-        if done:
-            return self._hold(x)
-        if self._health.doing == "learning" and not self._damaged():
-            self._keep_snapshot()
-        self._interval = min(2 * self._interval, self.every)
-        if self._interval == self.every:
-            self._pause = max(self.pause, self._pause // 2)
-        return logits
+        if self._judge(x, [name for name in self._signals() if name not in _LOOKED]):
+            return True
+        self._interval = min(self._interval + _FIRST, self.every)
+        share = self._health.signals.probe
+        if self._health.doing == "learning":
+            if before is not None and (self.probe is None or (share or 0.0) <= self.probe.test.tolerated):
+                self._ring.keep(before)
+            if self._health.batches - self._health.since >= 4 * self._pause:
+                self._pause = max(self.pause, self._pause // 2)
+        return False
+
+    def _reference(self, x: Tensor, logits: Tensor) -> Tensor:
+        """Return what the method would predict with the source's parameters, in the resolution of its prediction."""
+        reference = self.adapter.predict_source(x, statistics=self._statistics(len(x)))
+        return reference if logits.dim() == 2 else resized(reference, logits)
 
     def _collect(self, **values: Tensor) -> None:
         for name, value in values.items():
@@ -357,18 +363,15 @@ class Guard(nn.Module):
     def _measure(self) -> None:
         """Read all signals at once."""
         ours, source = self._window["ours"], self._window["source"]
-        theirs = [*self.adapter.state.source_parameters().values()]
-        parameters = [*self.adapter.state.parameters.values()]
-        away = distance(parameters, theirs, self._fitting(parameters)) if parameters else torch.zeros(())
         values = torch.stack(
             [
                 diversity(ours).double(),
                 diversity(source).double(),
                 (ours.argmax(1) != source.argmax(1)).double().mean(),
-                away.double().to(ours.device),
+                self._distance().double().to(ours.device),
             ]
         )
-        mine, reference, differ, away_, kept, entropies, samples, dropped = torch.cat([values, self._totals]).tolist()
+        mine, reference, differ, away, kept, entropies, samples, dropped = torch.cat([values, self._totals]).tolist()
         self._totals.zero_()
         self._signal(
             kept=kept / max(samples, 1),
@@ -376,31 +379,25 @@ class Guard(nn.Module):
             diversity=mine,
             collapse=reference - mine,
             disagreement=differ,
-            distance=away_,
+            distance=away,
             dropped=dropped,
         )
-        if self.test is not None:
-            found = self._disagreements()
-            self.test.update(found)
-            self._signal(probe=sum(found) / len(found), evidence=self.test.evidence)
-        if self.gauge is not None:
-            self._signal(shift=self.gauge.log_wealth)
+        if self.probe is not None:
+            found = self.probe.disagreements(self.adapter, self._random)
+            self.probe.test.update(found)
+            self._signal(
+                probe=sum(found) / len(found),
+                evidence=self.probe.test.evidence,
+                shift=self.probe.gauge.log_wealth,
+            )
 
-    def _fitting(self, parameters: Sequence[Tensor]) -> Tensor | None:
-        importance = self._importance
-        fits = importance is not None and importance.numel() == sum(p.numel() for p in parameters)
-        return importance.to(parameters[0].device) if importance is not None and fits else None
-
-    def _disagreements(self) -> list[float]:
-        """Draw held-out images, and return where adapted and source network disagree.
-
-        With BatchNorm images of a batch depend on each other, so that its mean is one draw.
-        """
-        assert self.probe is not None  # noqa: S101
-        drawn = torch.randint(len(self.probe), (_DRAW,), generator=self.random).to(self.probe.device)
-        differ = self.adapter.predict_only(self.probe[drawn]).argmax(1) != self._answers[drawn]
-        per_image = differ.float().view(_DRAW, -1).mean(1)
-        return [float(per_image.mean())] if self.adapter.coupled else per_image.tolist()
+    def _distance(self) -> Tensor:
+        parameters, source = [*self.adapter.state.parameters.values()], self.adapter.state.source_parameters().values()
+        if not parameters:
+            return torch.zeros(())
+        omega = self._importance
+        fits = omega is not None and omega.numel() == sum(p.numel() for p in parameters)
+        return distance(parameters, [*source], omega.to(parameters[0].device) if omega is not None and fits else None)
 
     def _signal(self, **values: float) -> None:
         self._health.signals = replace(self._health.signals, batch=self._health.batches, **values)
@@ -408,87 +405,81 @@ class Guard(nn.Module):
     # Actions ----------------------------------------------------------------------------------------------------------
 
     def _judge(self, x: Tensor, signals: Sequence[str]) -> bool:
-        """Act on the policies of these signals; return whether the adapter or its mode has changed."""
-        acted = False
+        """Act on the policies of these signals, at most on one that undoes; return whether the adapter has changed."""
         for place, policy in enumerate(self.policies):
             if policy.signal not in signals:
                 continue
             self._streaks[place] = self._streaks[place] + 1 if policy.concerns(self._health.signals) else 0
             value: float = getattr(self._health.signals, policy.signal) or 0.0
             if self._streaks[place] >= policy.times:
-                acted |= self._alarm(Alarm(self._health.batches, policy.signal, value, policy.action), x)
-            elif self._health.doing == policy.action and policy.action in _LASTING:
+                if self._alarm(Alarm(self._health.batches, policy.signal, value, policy.action), x):
+                    return True
+            elif self._health.doing == policy.action and policy.action in LASTING:
                 self._quiet += 1
                 if self._quiet >= 2:
-                    self._do("learning")
-        return acted
+                    self._resume()
+        return False
 
     def _alarm(self, alarm: Alarm, x: Tensor) -> bool:
+        """Do what an alarm asks for; return whether the adapter has changed."""
         health = self._health
         self._interval, self._quiet = self._first_interval, 0
-        if alarm.action in _LASTING:
-            if health.doing in ("learning", "paused"):
-                health.alarms.append(alarm)
-                self._do(alarm.action)
+        if alarm.action in LASTING and health.doing not in ("learning", "paused"):
             return False
-        health.alarms.append(alarm)
-        if len(health.alarms) == 1:
+        if not health.alarms:
             warn(f"batch {alarm.batch}: {alarm.signal} is {alarm.value:.3g}, so: {alarm.action}. `health` has the rest")
+        health.alarms.append(alarm)
+        if alarm.action in LASTING:
+            self._do(alarm.action)
+            return False
         if alarm.action == "reset":
-            del self._ring[1:]
+            self._ring.forget()
         if alarm.action == "partial reset":
-            self._move_half()
+            self._ring.halve()
         else:
-            self._roll_back()
-            while len(self._ring) > 1 and (self._damaged(again=True) or self._collapsed(x)):
-                self._roll_back()
-        if self.test is not None:
-            self.test.restart()
+            self._back()
+            while len(self._ring) > 1 and self._unhealthy(x):
+                self._back()
+        if self.probe is not None:
+            self.probe.test.restart()
         if alarm.action == "freeze":
             self.frozen = True
         else:
             self._start_pause()
         return True
 
-    def _damaged(self, *, again: bool = False) -> bool:
-        """Return whether more held-out images than tolerated are predicted differently; `again` looks anew."""
-        if self.test is None:
-            return False
-        found = self._disagreements() if again else [self._health.signals.probe or 0.0]
-        return sum(found) / len(found) > self.test.tolerated
-
-    def _collapsed(self, x: Tensor) -> bool:
-        """Return whether a policy would find a batch that is predicted now as collapsed."""
-        ours, theirs = self.predict_only(x), self.adapter.predict_source(x, statistics=None)
-        lost = float(diversity(per_sample(theirs)) - diversity(per_sample(ours)))
+    def _unhealthy(self, x: Tensor) -> bool:
+        """Return whether the adapter as it is now would be damaged or collapsed."""
+        if self.probe is not None and self.probe.damaged(self.adapter, self._random):
+            return True
+        try:
+            ours = self.adapter.predict_only(x, statistics=self._statistics(len(x)))
+        except DivergenceError:
+            return True
+        lost = float(diversity(per_sample(self._reference(x, ours))) - diversity(per_sample(ours)))
         return any(p.concerns(Signals(collapse=lost)) for p in self.policies if p.signal == "collapse")
 
     def _do(self, what: str) -> None:
         health = self._health
         if health.doing != what:
-            health.doing, health.since, health.until = what, health.batches, None
+            health.doing, health.since = what, health.batches
+
+    def _resume(self) -> None:
+        """Go on after a pause or a lasting action: learn, unless a pause or the user says otherwise."""
+        health = self._health
+        paused = health.until is not None and health.batches < health.until
+        if not paused:
+            health.until, self._interval = None, self._first_interval
+        self._do("frozen" if self.frozen else "paused" if paused else "learning")
 
     def _start_pause(self) -> None:
-        self._do("paused")
         self._health.until = self._health.batches + self._pause
-        self._pause = min(2 * self._pause, 4096)
+        self._do("frozen" if self.frozen else "paused")
+        self._pause = min(2 * self._pause, _LONGEST)
 
-    def _keep_snapshot(self) -> None:
-        self._ring.append(self.adapter.state.copy(light=True))
-        if len(self._ring) > self.ring + 1:
-            del self._ring[1]  # the first is the source, the last resort
-
-    def _roll_back(self) -> None:
-        """Restore the newest snapshot, and forget it: another alarm goes further back."""
-        snapshot = self._ring.pop() if len(self._ring) > 1 else self._ring[0]
-        self.adapter.restore(self.adapter.state.completed(snapshot))
+    def _back(self) -> None:
+        self._ring.back()
         self._health.rollbacks += 1
-
-    def _move_half(self) -> None:
-        now, source = self.adapter.snapshot(), self.adapter.state.source()
-        half = {n: t.lerp(source.tensors[n], 0.5) for n, t in now.tensors.items() if n.startswith("parameter/")}
-        calm = {n: torch.zeros_like(t) for n, t in now.tensors.items() if n.startswith("optimizer/")}
-        self.adapter.restore(Snapshot({**now.tensors, **half, **calm}, now.settings))
 
     # As an adapter ----------------------------------------------------------------------------------------------------
 
@@ -501,9 +492,18 @@ class Guard(nn.Module):
                 raise
             return getattr(self.adapter, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; one that only the adapter has is set there."""
+        known = name.startswith("_") or name in vars(self) or name in self._modules or hasattr(type(self), name)
+        if not known and "adapter" in self._modules and hasattr(self.adapter, name):
+            setattr(self.adapter, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move or cast the adapter and the held-out images."""
+        """Move or cast the adapter, the held-out images and the snapshots."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._ring.cast(fn)
         self._totals = self._totals.to(self.adapter.device)
         self._window.clear()
         return self
@@ -514,4 +514,8 @@ class Guard(nn.Module):
 
     def __repr__(self) -> str:
         """Return the call that builds this guard."""
-        return f"Guard({self.adapter!r}{'' if self.probe is None else f', probe={len(self.probe)} images'})"
+        return f"Guard({self.adapter!r}{'' if self.probe is None else f', probe={len(self.probe.images)} images'})"
+
+
+def _within(folder: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{folder}/"): t for name, t in tensors.items() if name.startswith(f"{folder}/")}

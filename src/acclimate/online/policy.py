@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from ..checks import no_such
 
-__all__ = ["POLICIES", "Action", "Alarm", "Health", "Policy", "Signals"]
+__all__ = ["LASTING", "POLICIES", "Action", "Alarm", "Health", "Policy", "Signals"]
 
 Action: TypeAlias = Literal["source", "blend", "skip", "roll back", "partial reset", "reset", "freeze"]
 """What can be done. The first three last until the signal is gone, `freeze` until the user lifts it:
@@ -25,6 +25,9 @@ Action: TypeAlias = Literal["source", "blend", "skip", "roll back", "partial res
 - `reset`: restore the source, and pause.
 - `freeze`: restore the last healthy snapshot, and learn no more.
 """
+
+LASTING = ("source", "blend", "skip")
+"""Actions that last until their signal is gone."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,8 @@ class Health:
         )
 
     def __str__(self) -> str:
-        doing = f"{self.doing} since batch {self.since}" + (f", until batch {self.until}" if self.until else "")
+        pause = f", until batch {self.until}" if self.doing == "paused" else ""
+        doing = f"{self.doing} since batch {self.since}{pause}"
         known = {name: value for name, value in asdict(self.signals).items() if value is not None and name != "batch"}
         lines = [f"{self.batches:,} batches: {doing}; {self.rollbacks} rollbacks, {self.rejected} images rejected"]
         lines += [f"  {name:13} {value:.3g}" for name, value in known.items()]

@@ -20,7 +20,7 @@ def per_sample(logits: Tensor) -> Tensor:
 
 
 def diversity(p: Tensor) -> Tensor:
-    """Return the entropy of the mean prediction as a share of the largest that so many samples allow.
+    """Return the entropy of the mean prediction as a share of the largest that so many confident predictions allow.
 
     A network that predicts one class for everything has none.
 
@@ -29,7 +29,7 @@ def diversity(p: Tensor) -> Tensor:
     """
     mean = p.mean(0)
     most = math.log(max(2, min(p.shape)))
-    return -(mean * mean.clamp(min=1e-12).log()).sum() / most + 0.0
+    return (-(mean * mean.clamp(min=1e-12).log()).sum() / most + 0.0).clamp(max=1.0)
 
 
 def content(p: Tensor, shuffled: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..bench.figures import COLOURS, STYLE, examples, reliability
+from ..bench.figures import COLOURS, STYLE, examples, reliability, watched
 from ..bench.result import Result
 from ..bench.tables import Table, mean_and_deviation, paper_table
 from ..bench.tune import score, settings_from
@@ -29,6 +29,7 @@ __all__ = [
     "curves",
     "grid",
     "heat_maps",
+    "hostile",
     "indicators",
     "measured_grid",
     "pictures",
@@ -125,6 +126,54 @@ def trials(cases: Sequence[Case]) -> Shown:
             mark = "chosen" if trial in chosen else ""
             rows.append([network, METHODS[trial.method].__name__, f"{trial.settings['lr']:g}", *numbers, mark])
     return Shown({"": (["", "", "lr", "Acc.", "ECE", "Clean acc. lost", ""], rows)}, settings=settings)
+
+
+def hostile(cases: Sequence[Case]) -> Shown:
+    """Points above or below Source on each stream, without and with a guard, and on clean images afterwards."""
+    networks = dict.fromkeys(case.column.partition(", ")[0] for case in cases)
+    tables: dict[str, Table] = {}
+    figures: dict[str, Figure] = {}
+    for network in networks:
+        own = [case for case in cases if case.column.startswith(f"{network}, ")]
+        tables[network] = _against_source(own, lambda r: 100 * r.accuracy)
+        tables[f"{network}-clean"] = _against_source(own, lambda r: _times(r.clean_after, 100))
+        streams = dict.fromkeys(case.column.partition(", ")[2] for case in own)
+        panels = [(stream, _lines_of(own, f"{network}, {stream}")) for stream in streams]
+        figures[network] = watched(panels)
+    return Shown(tables, figures)
+
+
+_GUARDED = ", guarded"
+_DRAWN = ("Source", "Tent", "EATAC")
+
+
+def _lines_of(cases: Sequence[Case], column: str) -> list[Result]:
+    shown = [case for case in cases if case.column == column and case.row.removesuffix(_GUARDED) in _DRAWN]
+    return [case.results[0] for case in shown if case.results]
+
+
+def _against_source(cases: Sequence[Case], value: Callable[[Result], float | None]) -> Table:
+    found = {(case.row, case.column): _average([value(result) for result in case.results]) for case in cases}
+    rows, columns = _distinct(cases, "row"), _distinct(cases, "column")
+
+    def cell(row: str, column: str) -> str:
+        of_its_own = found.get((f"Source for {row.removesuffix(_GUARDED)}", column))
+        own, source = found.get((row, column)), found.get(("Source", column)) if of_its_own is None else of_its_own
+        if own is None or source is None:
+            return "–"
+        return f"{own:.1f}" if row.startswith("Source") else f"{own - source:+.1f}"
+
+    def both(row: str, column: str) -> str:
+        cells = [cell(row, column), cell(row + _GUARDED, column)]
+        return cells[0] if row.startswith("Source") else " → ".join(cells)
+
+    header = ["", *(column.partition(", ")[2] for column in columns)]
+    return header, [[row, *(both(row, column) for column in columns)] for row in rows if not row.endswith(_GUARDED)]
+
+
+def _average(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return mean(known) if known else None
 
 
 def by_domain(what: str) -> Layout:

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import product
 from typing import Any, Literal
 
+from ..bench.hostile import HOSTILE
 from ..bench.plan import Plan, PlanError
 from ..bench.tune import FACTORS, settings_to_try, trial_plans
 from ..core.settings_file import is_settings_file
@@ -21,6 +22,7 @@ from .layouts import (
     curves,
     grid,
     heat_maps,
+    hostile,
     indicators,
     measured_grid,
     pictures,
@@ -66,6 +68,8 @@ DIRECTIONS: dict[str, dict[str, Any]] = {
     "KL(y_fuse ‖ s), our default": {},
     "KL(s ‖ y_fuse), Eq. (10)": {"divergence": "reverse"},
 }
+HOSTILE_SHIFTS = ("gaussian_noise", "defocus_blur", "fog", "jpeg_compression")
+"""The first corruption of each kind: noise, blur, weather, digital."""
 IMAGENET_R: dict[Kind, dict[str, dict[str, float]]] = {
     "resnet": {name: {"epsilon": value} for name, value in zip(SELECTING, (0.05, 0.05, 0.05, 0.07, 0.07), strict=True)},
     "vit": {name: {"epsilon": 0.05} for name in SELECTING},
@@ -176,6 +180,29 @@ def tune(scale: Scale) -> Iterator[Case]:
 def directions(scale: Scale) -> Iterator[Case]:
     for network, (row, arguments) in product(scale.classifiers, DIRECTIONS.items()):
         yield Case(row, tuned(scale, network, "eata-c", **arguments), network)
+
+
+def hostile_streams(scale: Scale) -> Iterator[Case]:
+    """Yield every method on every stream that breaks some, without and with a guard; lifelong is the honest one.
+
+    Slow methods and single images get fewer images, and a Source of their own to be compared with.
+    """
+    rows: dict[str, Setting] = {title(name): (name, {}) for name in METHODS if METHODS[name].task != "segmentation"}
+    for network, scenario in product(scale.classifiers, ("lifelong", "correlated", *HOSTILE)):
+        rows["ETA, 20 × the rate"] = "eta", {"lr": rate(scale, network, "eta", 20)}
+        every = (scale.fields.get("images") or scale.clean) // (4 if scenario == "one-by-one" else 1)
+        fields: dict[str, Any] = {"scenario": scenario, "severity": 3, "shifts": HOSTILE_SHIFTS}
+        for row, (method, arguments) in rows.items():
+            if (network, method) == ("vit", "bn-adapt"):
+                continue
+            images = every // 3 if sum(METHODS[method].cost) > 10 else every
+            images = min(images, scale.few.get(method, images))
+            for guard in (False, True) if method != "source" else (False,):
+                plan = scale.plan(network, method, arguments=arguments, images=images, guard=guard, **fields)
+                yield Case(row + ", guarded" * guard, plan, f"{network}, {scenario}")
+            if images != every:
+                plan = scale.plan(network, "source", images=images, **fields)
+                yield Case(f"Source for {row}", plan, f"{network}, {scenario}")
 
 
 def efficiency(scale: Scale) -> Iterator[Case]:
@@ -402,6 +429,14 @@ _ALL = (
         "more than a point of clean accuracy is excluded. Slow methods see fewer images.",
         needs="a scale with images apart for choosing settings: imagenet-5k or tiny-imagenet",
         apart=True,
+    ),
+    Recipe(
+        "hostile",
+        "Beyond the paper: streams that break methods, without and with a guard",
+        hostile_streams,
+        hostile,
+        "Points above or below the source network, without → with a guard; the row Source has accuracies. Four "
+        "corruptions at severity 3; some streams begin with clean images.",
     ),
     Recipe(
         "directions",

@@ -30,6 +30,7 @@ from ..core.settings_file import is_settings_file
 from ..data.corruptions import BENCHMARK
 from ..files import write_text
 from ..methods import METHODS
+from ..online.guard import Guard
 from .numbers import Case, Measure, Numbers, Recipe, Shown, Tick
 from .published import legend, notes_beside, paper_table_of
 from .scales import Scale
@@ -136,6 +137,8 @@ def _measure(measure: Measure, run: Run, job: Job, tick: Tick) -> Result:
     (domain,) = (domain for domain in run.scenario(job.seed).domains if isinstance(domain, SampledDomain))
     with run.folder.writing(job):
         adapter = run.adapter(job)
+        if isinstance(adapter, Guard):
+            raise PlanError("studies look inside a method: they run without a guard")
         result = run.start(job, adapter)
         try:
             result.measured, result.done = measure(adapter, domain, tick), True

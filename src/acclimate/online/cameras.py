@@ -1,0 +1,245 @@
+"""One state per camera over one network: what a camera teaches stays with it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from ..checks import warn
+from ..core.adapter import Statistics
+from ..core.snapshot import Snapshot
+from ..files import write_text
+
+__all__ = ["Stateful", "Streams"]
+
+
+class Stateful(Protocol):
+    """What cameras need of an adapter or a guard."""
+
+    @property
+    def sharing(self) -> AbstractContextManager[None]:
+        """A context in which no other thread runs the network."""
+        ...
+
+    @property
+    def __call__(self) -> Any:
+        """Predict a batch and learn from it."""
+        ...
+
+    def predict_only(self, x: Tensor, *, statistics: Statistics | None = None) -> Tensor:
+        """Return logits without learning."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """Return a copy of the state."""
+        ...
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Restore a state."""
+        ...
+
+    def save(self, path: str | Path, snapshot: Snapshot | None = None) -> None:
+        """Write a state to a file."""
+        ...
+
+    def read(self, path: str | Path) -> Snapshot:
+        """Return the state in a file."""
+        ...
+
+
+class Streams:
+    """Cameras that share one network, each with a state of its own: `logits = cameras("north gate", x)`.
+
+    A call restores the state of its camera, predicts, and learns. Every camera starts from the state that the adapter
+    has when the cameras are made: the source, or what the adapter has learned until then. What the adapter learns
+    outside, `adapter(x)`, belongs to the camera of the last call, `current`.
+
+    A camera's state in `folder` is one safetensors file, and beside it a text file with the camera's name. A state is
+    written when it leaves the memory, by `save()`, and at the end of a `with` block. A kill at any moment loses at most
+    what was learned since. States that are in the folder already are read when their cameras come. One process at a
+    time may use a folder.
+
+    Threads may share the cameras: calls take turns.
+
+    Args:
+        adapter: an adapter or a guard.
+        most: the number of states in memory. The one that was used least recently makes room.
+        folder: where the other states are; None forgets them.
+    """
+
+    def __init__(self, adapter: Stateful, *, most: int = 1000, folder: str | Path | None = None) -> None:
+        if most < 1:
+            raise ValueError(f"Streams: most={most} must be at least 1")
+        self.adapter, self.most = adapter, most
+        self.folder = None if folder is None else Path(folder)
+        self.current: str | None = None
+        """The camera whose state is in the network."""
+        self._start = adapter.snapshot()
+        self._states: OrderedDict[str, Snapshot] = OrderedDict()  # the current one's is of when it came
+        self._changed: set[str] = set()  # differ from their files
+        self._stored = {} if self.folder is None else _stored(self.folder)
+        self._warned = False
+
+    def __call__(self, key: str, x: Tensor) -> Tensor:
+        """Predict a batch with the state of this camera and learn from it; return logits.
+
+        A batch that is refused leaves the camera as it was, and makes no new one.
+        """
+        with self.adapter.sharing:
+            known = self._known(key)
+            self._switch(key)
+            try:
+                logits: Tensor = self.adapter(x)
+            except BaseException:
+                if not known:
+                    self._forget(key)
+                raise
+            return logits
+
+    def predict_only(self, key: str, x: Tensor, *, statistics: Statistics | None = None) -> Tensor:
+        """Return the logits of x with the state of this camera, without learning. This makes no new camera."""
+        with self.adapter.sharing:
+            known = self._known(key)
+            self._switch(key)
+            try:
+                return self.adapter.predict_only(x, statistics=statistics)
+            finally:
+                if not known:
+                    self._forget(key)
+
+    def save(self) -> None:
+        """Write all states that have changed since they were written."""
+        if self.folder is None:
+            raise ValueError("Streams: give folder= to save states")
+        with self.adapter.sharing:
+            self._keep()
+            for key in [key for key in self._states if key in self._changed]:
+                self._write(key)
+
+    def reset(self, key: str) -> None:
+        """Forget what this camera has learned, also in the folder. It starts anew when it comes again."""
+        with self.adapter.sharing:
+            if key == self.current:
+                self.adapter.restore(self._start)
+            self._forget(key)
+            if (path := self._stored.pop(key, None)) is not None:
+                path.unlink(missing_ok=True)
+                path.with_suffix(".txt").unlink(missing_ok=True)
+
+    def keys(self) -> list[str]:
+        """Return the names of all cameras, also of those that are only in the folder."""
+        with self.adapter.sharing:
+            return [*{**dict.fromkeys(self._stored), **self._states}]
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the states in bytes."""
+        with self.adapter.sharing:
+            kept = {id(state): state for state in (self._start, *self._states.values())}
+            return sum(state.nbytes for state in kept.values())
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._states or key in self._stored
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.folder is not None:
+            self.save()
+
+    def _known(self, key: str) -> bool:
+        """Return whether this camera has a state; raise if it cannot have one."""
+        if not isinstance(key, str) or not key:
+            raise ValueError(f"the name of a camera is a string with at least one character, got {key!r}")
+        key.encode()  # raises for half of a surrogate pair, which no file can have
+        return key in self
+
+    def _switch(self, key: str) -> None:
+        """Bring the state of a camera into the network. If anything raises, no state is lost."""
+        if key != self.current:
+            state = self._find(key)
+            self._keep()
+            self._make_room(key)
+            self.current = None  # until the network has the state
+            self.adapter.restore(state)
+            self._states[key] = state
+            self.current = key
+        self._states.move_to_end(key)
+
+    def _find(self, key: str) -> Snapshot:
+        if key in self._states:
+            return self._states[key]
+        return self.adapter.read(self._stored[key]) if key in self._stored else self._start
+
+    def _keep(self) -> None:
+        """Keep the state of the current camera, and note whether it has changed."""
+        if self.current is None:
+            return
+        state = self.adapter.snapshot()
+        if self.current not in self._changed and not _same(state, self._states[self.current]):
+            self._changed.add(self.current)
+        self._states[self.current] = state
+
+    def _make_room(self, key: str) -> None:
+        """Move the states that were used least recently to the folder, so that there is room for one more."""
+        while key not in self._states and len(self._states) >= self.most:
+            oldest = next(iter(self._states))
+            if self.folder is None:
+                self._warn_of_loss(oldest)
+            elif oldest in self._changed:
+                self._write(oldest)
+            self._forget(oldest)
+
+    def _warn_of_loss(self, key: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warn(
+                f"more than {self.most} cameras: what {key!r} has learned is forgotten, and so on. Give folder= to "
+                "keep the states in files, or a larger most="
+            )
+
+    def _write(self, key: str) -> None:
+        """Write a state that has changed: its name first, so that each state has one."""
+        assert self.folder is not None  # noqa: S101
+        path = self.folder / f"{_hash(key)}.safetensors"
+        if key not in self._stored:
+            write_text(path.with_suffix(".txt"), key)
+        self.adapter.save(path, self._states[key])
+        self._stored[key] = path
+        self._changed.discard(key)
+
+    def _forget(self, key: str) -> None:
+        """Remove a state from the memory."""
+        self._states.pop(key, None)
+        self._changed.discard(key)
+        if key == self.current:
+            self.current = None
+
+
+def _hash(key: str) -> str:
+    return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+
+
+def _stored(folder: Path) -> dict[str, Path]:
+    """Return the states in a folder by the names of their cameras, and create the folder if needed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = sorted(folder.glob("*.safetensors"))
+    names = {path: path.with_suffix(".txt") for path in paths}
+    return {name.read_bytes().decode(): path for path, name in names.items() if name.is_file()}
+
+
+def _same(a: Snapshot, b: Snapshot) -> bool:
+    if a.settings != b.settings or a.tensors.keys() != b.tensors.keys():
+        return False
+    return all(torch.equal(tensor.cpu(), b.tensors[name].cpu()) for name, tensor in a.tensors.items())

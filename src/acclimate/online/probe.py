@@ -1,0 +1,73 @@
+"""Held-out source images, on which an adapted network should still predict what the source network did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from ..checks import DivergenceError
+from ..core.adapter import Adapter
+from ..functional import entropy
+from ..parts.fisher import Images, image_batches
+from .betting import ProbeTest, ShiftGauge
+
+__all__ = ["Probe"]
+
+_DRAW = 32  # images per check
+_BATCH = 256
+
+
+class Probe(nn.Module):
+    """Draws held-out images, and bets that the adapted network disagrees with the source more often than is tolerated.
+
+    What is normal before anything is learned, such as what batch statistics cause, is added to what is tolerated.
+    """
+
+    images: Tensor
+    answers: Tensor
+
+    def __init__(self, adapter: Adapter, images: Images, tolerated: float, risk: float, random: Generator) -> None:
+        super().__init__()
+        held_out = torch.cat([*image_batches(images)]).to(adapter.device)
+        if len(held_out) < _DRAW:
+            raise ValueError(f"probe= has {len(held_out)} images, and each check draws {_DRAW}: give a few hundred")
+        logits = [adapter.predict_source(x) for x in torch.split(held_out, _BATCH)]
+        self.register_buffer("images", held_out, persistent=False)
+        self.register_buffer("answers", torch.cat([z.argmax(1) for z in logits]), persistent=False)
+        before = [value for _ in range(8) for value in self.disagreements(adapter, random)]
+        self.test = ProbeTest(min(0.99, sum(before) / len(before) + tolerated), risk=risk)
+        self.gauge = ShiftGauge(torch.cat([entropy(z) for z in logits]))
+
+    def disagreements(self, adapter: Adapter, random: Generator) -> list[float]:
+        """Draw images, and return where adapted and source network disagree.
+
+        With BatchNorm images of a batch depend on each other, so that its mean is one draw.
+        """
+        drawn = torch.randint(len(self.images), (_DRAW,), generator=random).to(self.images.device)
+        try:
+            differ = adapter.predict_only(self.images[drawn]).argmax(1) != self.answers[drawn]
+        except DivergenceError:
+            return [1.0] if adapter.coupled else [1.0] * _DRAW
+        per_image = differ.float().view(_DRAW, -1).mean(1)
+        return [float(per_image.mean())] if adapter.coupled else per_image.tolist()
+
+    def damaged(self, adapter: Adapter, random: Generator) -> bool:
+        """Return whether more images than tolerated are predicted differently, in one draw."""
+        found = self.disagreements(adapter, random)
+        return sum(found) / len(found) > self.test.tolerated
+
+    def restart(self) -> None:
+        """Forget what the bets have won and lost."""
+        self.test.restart()
+        self.gauge = ShiftGauge(self.gauge.entropies)
+
+    def state(self) -> dict[str, Any]:
+        """Return what changes, as plain numbers."""
+        return {"test": self.test.state(), "gauge": self.gauge.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` has returned."""
+        self.test.load(state["test"])
+        self.gauge.load(state["gauge"])

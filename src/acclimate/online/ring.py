@@ -1,0 +1,75 @@
+"""A ring of healthy snapshots of an adapter; the source is always the first, as the last resort."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.adapter import Adapter
+from ..core.snapshot import Snapshot
+
+__all__ = ["Ring"]
+
+
+class Ring:
+    """At most `most` snapshots besides the source's. They are as large as the adapted parameters, on their device."""
+
+    def __init__(self, adapter: Adapter, most: int) -> None:
+        self.adapter, self.most = adapter, most
+        self.snapshots = [adapter.state.source()]
+
+    def __len__(self) -> int:
+        return len(self.snapshots)
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """Add a snapshot; the oldest but the source leaves."""
+        self.snapshots.append(snapshot)
+        if len(self) > self.most + 1:
+            del self.snapshots[1]
+
+    def back(self) -> None:
+        """Restore the newest snapshot and drop it, so that the next time goes further back. Counts of passes stay."""
+        snapshot = self.snapshots.pop() if len(self) > 1 else self.snapshots[0]
+        counted = [count.clone() for count in self.adapter.passes.buffers()]
+        self.adapter.restore(self.adapter.state.completed(snapshot))
+        for count, value in zip(self.adapter.passes.buffers(), counted, strict=True):
+            count.copy_(value)
+
+    def halve(self) -> None:
+        """Move the parameters half of the way to the source, and clear the optimizer's state."""
+        now, source = self.adapter.snapshot(), self.adapter.state.source()
+        half = {n: t.lerp(source.tensors[n], 0.5) for n, t in now.tensors.items() if n.startswith("parameter/")}
+        calm = {n: torch.zeros_like(t) for n, t in now.tensors.items() if n.startswith("optimizer/")}
+        self.adapter.restore(Snapshot({**now.tensors, **half, **calm}, now.settings))
+
+    def forget(self) -> None:
+        """Keep the source alone."""
+        del self.snapshots[1:]
+
+    def cast(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Apply a move or a cast, as to the adapter."""
+        moved = [Snapshot({n: _cast(n, t, fn) for n, t in s.tensors.items()}, s.settings) for s in self.snapshots[1:]]
+        self.snapshots = [self.adapter.state.source(), *moved]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of all snapshots but the source's, by name."""
+        return {f"{i}/{n}": t for i, each in enumerate(self.snapshots[1:]) for n, t in each.tensors.items()}
+
+    def settings(self) -> list[dict[str, Any]]:
+        """Return the settings of all snapshots but the source's."""
+        return [dict(each.settings) for each in self.snapshots[1:]]
+
+    def load(self, tensors: Mapping[str, Tensor], settings: Sequence[Mapping[str, Any]]) -> None:
+        """Continue from what `tensors` and `settings` have returned."""
+        own = [
+            Snapshot({n.split("/", 1)[1]: t for n, t in tensors.items() if n.startswith(f"{i}/")}, each)
+            for i, each in enumerate(settings)
+        ]
+        self.snapshots = [self.adapter.state.source(), *own]
+
+
+def _cast(name: str, tensor: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
+    return tensor if name.startswith("generator/") else fn(tensor)

@@ -1,0 +1,611 @@
+"""Streaming: single images that gather to batches, and one state per camera."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from cases import CASES
+from networks import images, make, stream
+from torch import Tensor
+
+from acclimate import Adapter, StateError, Tent
+from acclimate.online.cameras import Streams
+from acclimate.online.one_by_one import Stream
+
+METHODS = [(name, family) for name in ("tent", "eata", "eata-c", "cotta") for family in ("bn", "ln")]
+every_method = pytest.mark.parametrize(("name", "family"), METHODS)
+
+
+def build(name: str = "tent", family: str = "ln") -> Adapter:
+    return CASES[name].make(make(family), **({} if name == "cotta" else {"lr": 0.05}))
+
+
+def state(adapter: Adapter) -> dict[str, Tensor]:
+    return dict(adapter.snapshot().tensors)
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(t, b[name]) for name, t in a.items())
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for a worker, for at most five seconds."""
+    end = time.monotonic() + 5
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.002)
+
+
+class Recorded:
+    """An adapter that notes what it learns from, and may be slow or fail."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter, self.batches, self.used, self.steps = adapter, [], [], []
+        self.go, self.started = threading.Event(), threading.Event()
+        self.go.set()
+        self.error: Exception | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        with self.adapter.sharing:
+            self.started.set()
+            assert self.go.wait(5)
+            if self.error is not None:
+                error, self.error = self.error, None
+                raise error
+            self.batches.append(x)
+            return self.adapter(x)
+
+    def predict_only(self, x: Tensor, *, statistics: object = None) -> Tensor:
+        self.used.append(statistics)
+        self.steps.append(len(self.batches))
+        return self.adapter.predict_only(x, statistics=statistics)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.adapter, name)
+
+
+# One by one -----------------------------------------------------------------------------------------------------------
+
+
+@every_method
+def test_single_images_teach_what_their_batches_teach(name: str, family: str) -> None:
+    one, other = build(name, family), build(name, family)
+    stream_ = Stream(one, size=8, wait=math.inf)
+    batches = stream(3)
+    for x in torch.cat(batches).split(1):
+        stream_(x)
+    for batch in batches:
+        other(batch)
+    assert same(state(one), state(other))
+    assert (stream_.learned, stream_.waiting, stream_.skipped) == (24, 0, 0)
+
+
+@every_method
+def test_predictions_are_of_what_was_learned_before(name: str, family: str) -> None:
+    one, other = build(name, family), build(name, family)
+    stream_ = Stream(one, size=8, wait=math.inf, momentum=0.25)
+    statistics = "source" if other.coupled else None
+    for number, batch in enumerate(stream(3)):
+        expected = [other.predict_only(x, statistics=statistics) for x in batch.split(2)]
+        for x, logits in zip(batch.split(2), expected, strict=True):
+            assert torch.equal(stream_(x), logits)
+        other(batch)
+        if other.coupled:
+            new = other.measure_statistics(batch)[1]
+            statistics = [a.lerp(b, 0.25) for a, b in zip(statistics, new, strict=True)] if number else new
+
+
+def _close(a: list[Tensor], b: list[Tensor]) -> bool:
+    """Whether statistics agree but for the order of additions."""
+    return len(a) == len(b) > 0 and all(torch.allclose(x, y, atol=1e-6) for x, y in zip(a, b, strict=True))
+
+
+def test_a_small_batch_moves_the_statistics_less() -> None:
+    adapter = build(family="bn")
+    stream_ = Stream(adapter, size=8, wait=math.inf, momentum=0.75)
+    stream_(images(8))
+    first, x = stream_._statistics, images(4, 1)
+    stream_(x)
+    stream_.flush()
+    new = adapter.measure_statistics(x)[1]
+    expected = [a + 0.5 * (b - a) for a, b in zip(first, new, strict=True)]  # 1 − (1 − 0.75)^(4/8)
+    assert _close(stream_._statistics, expected)
+    assert not _close(first, expected)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_large_call_is_learned_in_batches(background: bool) -> None:
+    adapter = Recorded(build())
+    with Stream(adapter, size=4, wait=math.inf, least=2, background=background) as stream_:
+        x = images(8 if background else 11)
+        assert torch.equal(stream_(x), build().predict_only(x))
+        until(lambda: stream_.learned >= 8)
+    assert [len(b) for b in adapter.batches] == ([4, 4] if background else [4, 4, 3])
+    assert torch.equal(torch.cat(adapter.batches), x)
+
+
+@pytest.mark.parametrize(("family", "least"), [("ln", 1), ("bn", 8)])
+def test_the_oldest_image_waits_no_longer(family: str, least: int) -> None:
+    stream_ = Stream(build(family=family), size=20, wait=0.05)
+    for x in images(9).split(1):
+        stream_(x)
+    assert stream_.learned == 0
+    time.sleep(0.06)
+    stream_(images(1))
+    assert (stream_.learned, stream_.waiting) == (10, 0)
+    for x in images(least).split(1):
+        time.sleep(0.06 / least + 0.001)
+        stream_(x)
+    assert stream_.learned >= 10 + least - 1
+    assert stream_.least == least
+
+
+def test_fewer_than_least_wait_longer() -> None:
+    stream_ = Stream(build(family="bn"), size=20, wait=0.0)
+    for x in images(7).split(1):
+        stream_(x)
+    assert (stream_.learned, stream_.waiting) == (0, 7)
+    stream_(images(1))
+    assert (stream_.learned, stream_.waiting) == (8, 0)
+
+
+def test_the_worker_wakes_up_when_the_time_is_over() -> None:
+    with Stream(build(), size=20, wait=0.05, background=True) as stream_:
+        start = time.monotonic()
+        stream_(images(3))
+        assert stream_.waiting == 3
+        until(lambda: stream_.learned == 3)
+        assert time.monotonic() - start >= 0.05
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize(
+    "bad", [images(2) * math.nan, images(2)[:, :1], images(2)[0], images(2, size=24), images(2).double(), "no images"]
+)
+def test_refused_images_do_not_gather(bad: Tensor, background: bool) -> None:
+    with Stream(build(), size=8, wait=math.inf, background=background) as stream_:
+        good = images(8)
+        stream_(good[:3])
+        with pytest.raises((ValueError, TypeError, RuntimeError)):
+            stream_(bad)
+        assert (stream_.waiting, stream_.skipped) == (3, 0)
+        stream_(good[3:])
+        stream_.flush()
+        assert stream_.learned == 8
+
+
+def test_the_first_images_may_be_refused_too() -> None:
+    stream_ = Stream(build(), size=4)
+    with pytest.raises(ValueError, match="shape"):
+        stream_(images(2)[:, :1])
+    stream_(images(4))
+    assert stream_.learned == 4
+
+
+def test_images_are_copied() -> None:
+    adapter = Recorded(build())
+    stream_, x = Stream(adapter, size=4, wait=math.inf), images(2).requires_grad_()
+    stream_(x)
+    kept = x.detach().clone()
+    with torch.no_grad():
+        x.zero_()
+    with torch.inference_mode():
+        stream_(images(2, 1))
+    assert torch.equal(adapter.batches[0], torch.cat([kept, images(2, 1)]))
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_flush_and_close_learn_from_the_rest(background: bool) -> None:
+    adapter = build(family="bn")
+    stream_ = Stream(adapter, size=64, wait=math.inf, background=background)
+    stream_(images(2))
+    stream_.flush()
+    assert (stream_.learned, stream_.waiting) == (2, 0)
+    stream_(images(8))
+    stream_.close()
+    stream_.close()
+    assert (stream_.learned, stream_.waiting, stream_.skipped) == (10, 0, 0)
+    with pytest.raises(RuntimeError, match="closed"):
+        stream_(images(1))
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_close_does_not_learn_from_too_few(background: bool) -> None:
+    adapter = build(family="bn")
+    before = state(adapter)
+    with Stream(adapter, size=64, background=background) as stream_:
+        stream_(images(7))
+    assert (stream_.learned, stream_.waiting, stream_.skipped) == (0, 0, 7)
+    assert same(state(adapter), before)
+
+
+def test_a_failed_batch_is_dropped() -> None:
+    adapter = Recorded(build())
+    stream_ = Stream(adapter, size=4, wait=math.inf)
+    adapter.error = ValueError("bad batch")
+    stream_(images(3))
+    with pytest.raises(ValueError, match="bad batch"):
+        stream_(images(1))
+    assert (stream_.learned, stream_.waiting, stream_.skipped) == (0, 0, 4)
+    stream_(images(4))
+    assert stream_.learned == 4
+
+
+@pytest.mark.parametrize("how", ["call", "flush", "close"])
+def test_an_error_of_the_worker_is_raised_once(how: str) -> None:
+    adapter = Recorded(build())
+    stream_ = Stream(adapter, size=4, wait=math.inf, background=True)
+    adapter.error = ValueError("bad batch")
+    stream_(images(4))
+    until(lambda: stream_.skipped == 4)
+    with adapter.sharing, pytest.raises(ValueError, match="bad batch"):
+        stream_(images(1)) if how == "call" else getattr(stream_, how)()
+    if how != "close":
+        stream_(images(4))
+        until(lambda: stream_.learned == 4)
+    stream_.close()
+    assert not stream_._worker.is_alive()
+
+
+def test_a_full_queue_skips() -> None:
+    adapter = Recorded(build())
+    with Stream(adapter, size=4, wait=math.inf, background=True) as stream_:
+        with adapter.sharing:  # the worker cannot begin, the caller can predict
+            for x in images(10).split(1):
+                assert torch.equal(stream_(x), build().predict_only(x))
+            assert (stream_.waiting, stream_.skipped) == (8, 2)
+        until(lambda: stream_.learned == 8)
+        stream_(images(1))
+        assert (stream_.waiting, stream_.skipped) == (1, 2)
+    assert torch.equal(torch.cat(adapter.batches[:2]), images(10)[:8])
+
+
+def test_a_prediction_waits_for_one_step_only() -> None:
+    adapter = Recorded(build())
+    with Stream(adapter, size=2, wait=math.inf, background=True) as stream_:
+        adapter.go.clear()
+        stream_(images(2))
+        assert adapter.started.wait(5)
+        stream_._gather(images(4))  # two more batches, so that the worker is always busy
+        callers = [threading.Thread(target=stream_, args=[images(1)]) for _ in range(3)]
+        for caller in callers:
+            caller.start()
+        until(lambda: stream_._asking == 3)
+        adapter.go.set()
+        for caller in callers:
+            caller.join(5)
+        assert adapter.steps == [0, 1, 1, 1]
+        until(lambda: stream_.learned >= 6)
+
+
+def test_callers_do_not_starve_the_worker() -> None:
+    with Stream(build(), size=4, wait=math.inf, background=True) as stream_:
+        for x in images(40).split(1):
+            stream_(x)
+        assert stream_.skipped == 0
+        assert stream_.learned >= 28
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_threads_share_a_stream(background: bool) -> None:
+    """Nothing is lost or learned twice, and every caller receives its own logits."""
+    adapter = Recorded(CASES["tent"].make(make("ln"), lr=0.0))  # predictions stay the same
+    fixed, x = build(), images(60)
+    with Stream(adapter, size=7, wait=0.01, background=background) as stream_, ThreadPoolExecutor(4) as pool:
+        logits = list(pool.map(stream_, x.split(1)))
+    assert torch.equal(torch.cat(logits), torch.cat([fixed.predict_only(one) for one in x.split(1)]))
+    learned = torch.cat(adapter.batches)
+    assert stream_.learned == len(learned) == 60 - stream_.skipped
+    assert background or stream_.skipped == 0
+    seen = [one.sum().item() for one in learned]
+    assert len({*seen}) == len(seen)
+    assert {*seen} <= {one.sum().item() for one in x}
+    assert max(map(len, adapter.batches)) <= 7
+
+
+def test_networks_without_batch_statistics_predict_plainly() -> None:
+    for adapter in (build(), Tent(make("bn"), statistics="source")):
+        recorded = Recorded(adapter)
+        stream_ = Stream(recorded, size=2)
+        stream_(images(2))
+        stream_(images(2))
+        assert recorded.used == [None, None]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"size": 0}, {"wait": -1}, {"wait": math.nan}, {"momentum": 0}, {"momentum": 1.1}, {"least": 0}]
+)
+def test_settings_of_a_stream_are_checked(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Stream(build(), **wrong)
+
+
+def test_a_program_may_end_while_the_worker_learns() -> None:
+    program = (
+        "import sys; sys.path.insert(0, 'tests'); from test_streaming import *; "
+        "s = Stream(build(), size=2, wait=0.0, background=True); [s(x) for x in images(20).split(1)]; print('end')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "end"), done.stderr
+
+
+# Cameras --------------------------------------------------------------------------------------------------------------
+
+NAMES = ("north gate", "süd/../tor", "☂ " * 100, "a\r\nb")
+
+
+def batches_of(camera: int, count: int = 3) -> list[Tensor]:
+    return stream(count, seed=100 + 10 * camera)
+
+
+def alone(name: str, family: str, camera: int, count: int = 3) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The logits of a camera that has an adapter of its own, and its last state."""
+    adapter = build(name, family)
+    return [adapter(x) for x in batches_of(camera, count)], state(adapter)
+
+
+@every_method
+@pytest.mark.parametrize("most", [1, 2, 10])
+def test_cameras_learn_as_if_alone(name: str, family: str, most: int, tmp_path: Path) -> None:
+    cameras = Streams(build(name, family), most=most, folder=tmp_path)
+    found: dict[str, list[Tensor]] = {key: [] for key in NAMES}
+    for turn in range(3):
+        for number, key in enumerate(NAMES):
+            found[key].append(cameras(key, batches_of(number)[turn]))
+            assert cameras.current == key
+            assert len(cameras._states) <= most
+    for number, key in enumerate(NAMES):
+        logits, last = alone(name, family, number)
+        assert all(torch.equal(a, b) for a, b in zip(found[key], logits, strict=True))
+        x = images(4)
+        expected = build(name, family)
+        [expected(batch) for batch in batches_of(number)]
+        assert torch.equal(cameras.predict_only(key, x), expected.predict_only(x))
+        assert same(state(cameras.adapter), last)
+
+
+@pytest.mark.parametrize("most", [1, 3, 10])
+@pytest.mark.parametrize("name", ["eata", "cotta"])
+def test_threads_share_cameras(name: str, most: int, tmp_path: Path) -> None:
+    cameras = Streams(build(name, "bn"), most=most, folder=tmp_path)
+
+    def run(number: int) -> list[Tensor]:
+        return [cameras(NAMES[number], x) for x in batches_of(number)]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(run, range(4)))
+    for number in range(4):
+        logits, last = alone(name, "bn", number)
+        assert all(torch.equal(a, b) for a, b in zip(found[number], logits, strict=True))
+        cameras.predict_only(NAMES[number], images(2))
+        assert same(state(cameras.adapter), last)
+
+
+@every_method
+def test_states_survive_a_restart(name: str, family: str, tmp_path: Path) -> None:
+    with Streams(build(name, family), most=2, folder=tmp_path / "new" / "folder") as cameras:
+        for number, key in enumerate(NAMES):
+            cameras(key, batches_of(number)[0])
+    again = Streams(build(name, family), folder=tmp_path / "new" / "folder")
+    assert sorted(again.keys()) == sorted(NAMES)
+    assert len(again) == 4
+    assert not again._states, "states are read when they are needed"
+    for number, key in enumerate(NAMES):
+        assert key in again
+        assert torch.equal(again(key, batches_of(number)[1]), alone(name, family, number)[0][1])
+
+
+def test_a_kill_loses_only_what_was_not_written(tmp_path: Path) -> None:
+    cameras = Streams(build(), most=1, folder=tmp_path)
+    cameras("a", images(4))
+    cameras("b", images(4))  # "a" is written
+    (tmp_path / "0123.txt").write_text("c")  # killed between the name and the state
+    (tmp_path / "other.safetensors").write_bytes(b"")  # a file that is not of a camera
+    again = Streams(build(), folder=tmp_path)
+    assert again.keys() == ["a"]
+    adapter = build()
+    adapter(images(4))
+    assert torch.equal(again("a", images(4, 1)), adapter(images(4, 1)))
+
+
+def test_save_writes_what_changed(tmp_path: Path) -> None:
+    cameras = Streams(build(), folder=tmp_path)
+    written: list[str] = []
+    save = cameras.adapter.save
+
+    def note(path: Path, snapshot: object) -> None:
+        written.append(Path(path.with_suffix(".txt")).read_text())
+        save(path, snapshot)
+
+    cameras.adapter.save = note  # type: ignore[method-assign]
+    for key in "abc":
+        cameras(key, images(4))
+    cameras.save()
+    assert written == ["a", "b", "c"]
+    cameras.save()
+    assert written == ["a", "b", "c"]
+    cameras.predict_only("a", images(4))
+    cameras("b", images(4))
+    cameras.save()
+    assert written == ["a", "b", "c", "b"]
+    cameras.adapter(images(4, 1))  # outside: it is "b" that learns
+    cameras.predict_only("c", images(4))
+    cameras.save()
+    assert written == ["a", "b", "c", "b", "b"]
+
+
+def test_learning_outside_belongs_to_the_current_camera() -> None:
+    adapter = build()
+    cameras = Streams(adapter)
+    cameras("a", images(4))
+    adapter(images(4, 1))
+    after = state(adapter)
+    cameras("b", images(4))
+    cameras.predict_only("a", images(4))
+    assert same(state(adapter), after)
+
+
+def test_every_camera_starts_from_what_was_learned_before() -> None:
+    adapter = build()
+    source = state(adapter)
+    adapter(images(4))
+    start = state(adapter)
+    cameras = Streams(adapter)
+    for key in "ab":
+        cameras(key, images(4, 1))
+    cameras.reset("b")
+    assert same(state(adapter), start)
+    assert not same(start, source)
+
+
+@every_method
+def test_a_refused_batch_leaves_the_camera(name: str, family: str) -> None:
+    adapter = build(name, family)
+    cameras = Streams(adapter)
+    for key in "ab":
+        cameras(key, images(4))
+    before = state(adapter)
+    for bad in (images(4) * math.nan, images(4)[:, :1], images(4)[:0]):
+        for key in ("b", "a", "new"):
+            with pytest.raises((ValueError, RuntimeError)):
+                cameras(key, bad)
+    assert sorted(cameras.keys()) == ["a", "b"]
+    for key in "ab":
+        cameras.predict_only(key, images(4))
+        assert same(state(adapter), before)
+    assert torch.equal(cameras("new", images(4)), build(name, family)(images(4)))
+
+
+def test_prediction_makes_no_camera() -> None:
+    cameras = Streams(build())
+    cameras("a", images(4))
+    assert torch.equal(cameras.predict_only("b", images(4)), build().predict_only(images(4)))
+    assert cameras.keys() == ["a"]
+    assert "b" not in cameras
+
+
+def test_reset_forgets_a_camera(tmp_path: Path) -> None:
+    cameras = Streams(build(), folder=tmp_path)
+    fresh = cameras("a", images(4))
+    cameras("b", images(4))
+    cameras("a", images(4, 1))
+    cameras.save()
+    for key in ("a", "b", "never seen"):
+        cameras.reset(key)
+        assert key not in cameras
+    assert not [*tmp_path.iterdir()]
+    assert torch.equal(cameras("a", images(4)), fresh)
+    assert len(cameras) == 1
+
+
+def test_the_least_recently_used_makes_room(tmp_path: Path) -> None:
+    cameras = Streams(build(), most=2, folder=tmp_path)
+    for key in "aba":
+        cameras(key, images(4))
+    cameras("c", images(4))
+    assert [*cameras._states] == ["a", "c"]
+
+
+def test_without_a_folder_states_are_forgotten() -> None:
+    cameras = Streams(build(), most=1)
+    first = cameras("a", images(4))
+    with pytest.warns(UserWarning, match="folder="):
+        cameras("b", images(4))
+    assert torch.equal(cameras("a", images(4)), first)  # no second warning
+    assert cameras.keys() == ["a"]
+    with pytest.raises(ValueError, match="folder="):
+        cameras.save()
+    with cameras:
+        pass
+
+
+def test_memory_is_that_of_the_states(tmp_path: Path) -> None:
+    adapter = build("eata", "bn")
+    cameras = Streams(adapter, most=3, folder=tmp_path)
+    start = cameras.nbytes
+    for key in "abcdef":
+        cameras(key, images(4))
+    cameras.save()
+    assert cameras.nbytes == start + 3 * adapter.snapshot().nbytes
+
+
+def test_a_full_disk_loses_no_state(tmp_path: Path) -> None:
+    adapter = build()
+    cameras = Streams(adapter, most=1, folder=tmp_path)
+    cameras("a", images(4))
+    before, save = state(adapter), adapter.save
+
+    def full(*_: object) -> None:
+        raise OSError("no space left")
+
+    adapter.save = full  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="no space"):
+        cameras("b", images(4))
+    adapter.save = save  # type: ignore[method-assign]
+    cameras("b", images(4))
+    cameras.predict_only("a", images(4))
+    assert same(state(adapter), before)
+
+
+def test_a_failed_restore_mixes_no_states() -> None:
+    adapter = build()
+    cameras = Streams(adapter)
+    for key in "ab":
+        cameras(key, images(4))
+    before, restore = state(adapter), adapter.restore
+
+    def interrupted(snapshot: object) -> None:
+        restore(snapshot)
+        raise KeyboardInterrupt
+
+    adapter.restore = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        cameras("c", images(4))
+    adapter.restore = restore  # type: ignore[method-assign]
+    assert sorted(cameras.keys()) == ["a", "b"]
+    cameras.predict_only("b", images(4))
+    assert same(state(adapter), before)
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    with Streams(build(), folder=tmp_path) as cameras:
+        cameras("a", images(4))
+    (path,) = tmp_path.glob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:-1])
+    again = Streams(build(), folder=tmp_path)
+    again("b", images(4))
+    before = state(again.adapter)
+    with pytest.raises(StateError):
+        again("a", images(4))
+    assert again.current == "b"
+    assert same(state(again.adapter), before)
+    again.reset("a")
+    again("a", images(4))
+
+
+@pytest.mark.parametrize("key", ["", 3, None, "\ud800"])
+def test_names_of_cameras_are_checked(key: str) -> None:
+    cameras = Streams(build())
+    with pytest.raises(ValueError):  # noqa: PT011
+        cameras(key, images(4))
+    assert len(cameras) == 0
+
+
+def test_settings_of_cameras_are_checked() -> None:
+    with pytest.raises(ValueError, match="most"):
+        Streams(build(), most=0)
