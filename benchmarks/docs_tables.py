@@ -29,8 +29,10 @@ from acclimate.paper.reproduce import whose_settings
 
 from . import (
     bad_luck,
+    cameras,
     corruptions,
     efficiency,
+    guard,
     loading,
     methods,
     overheads,
@@ -46,6 +48,7 @@ ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 RECIPE_FILES = RESULTS / "paper"
 IMAGENET = RESULTS / "imagenet-5k"
+DIGITS = RESULTS / "digits"
 NETWORKS = {"resnet": "resnet50", "vit": "vit-base"}
 """Our networks, and those of the paper beside them."""
 
@@ -71,7 +74,7 @@ def measured(module: Callable[..., Table], name: str, machine: str) -> Table:
 def recipe(name: str, part: str = "", folder: Path = RECIPE_FILES) -> str:
     """Return a recipe's own table, and whose settings it shows."""
     cases = numbers(folder / f"{name}.json").cases
-    own = [case for case in cases if part in ("", case.column)]
+    own = [case for case in cases if part == "" or case.column.startswith(part.removesuffix("-clean"))]
     return noted(RECIPES[name].show(cases).tables[part], own)
 
 
@@ -197,6 +200,13 @@ TABLES: dict[str, Callable[[], Table | str]] = {
     "corruptions": lambda: corruptions.table(read("corruptions", "h200"), read("corruptions", "cpu")),
     "camvid": camvid,
     "bad-luck": partial(measured, bad_luck.table, "bad_luck", "cpu"),
+    "guard-cpu": partial(measured, guard.table, "guard", "cpu"),
+    "cameras": partial(measured, cameras.table, "cameras", "cpu"),
+    "one-by-one": partial(measured, cameras.accuracy_table, "cameras", "cpu"),
+    **{
+        f"hostile-{part}": partial(recipe, "hostile", part, DIGITS)
+        for part in ("resnet", "vit", "resnet-clean", "vit-clean")
+    },
     "tuning-cpu": partial(measured, tuning.table, "tuning", "cpu"),
     "efficiency-h200": partial(measured, efficiency.table, "efficiency", "h200"),
     **{
@@ -219,10 +229,10 @@ TABLES: dict[str, Callable[[], Table | str]] = {
 """Every table by its name in the pages."""
 
 
-def recipe_figure(name: str, column: str = "") -> Figure:
+def recipe_figure(name: str, column: str = "", folder: Path = RECIPE_FILES, part: str = "") -> Figure:
     """Return a recipe's figure, of columns that begin with `column`."""
-    cases = numbers(RECIPE_FILES / f"{name}.json").cases
-    return RECIPES[name].show([case for case in cases if case.column.startswith(column)]).figures[""]
+    cases = numbers(folder / f"{name}.json").cases
+    return RECIPES[name].show([case for case in cases if case.column.startswith(column)]).figures[part]
 
 
 FIGURES: dict[str, Callable[[], Figure]] = {
@@ -231,6 +241,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "forgetting": partial(recipe_figure, "forgetting", "level 5"),
     "calibration": partial(recipe_figure, "calibration"),
     "drop-rates": partial(recipe_figure, "drop-rates"),
+    "hostile-resnet": partial(recipe_figure, "hostile", "resnet", DIGITS, "resnet"),
 }
 """Every figure by the name of its file in docs/images."""
 

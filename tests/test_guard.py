@@ -97,7 +97,7 @@ def test_checks_become_rare() -> None:
     guard = Guard(tent(1e-5), every=8, policies=())
     for x in batches(40):
         guard(x)
-    assert [signals.batch for signals in guard.health.history] == [0, 4, 12, 20, 28, 36]
+    assert [signals.batch for signals in guard.health.history] == [0, 4, 10, 18, 26, 34]
 
 
 def test_it_has_what_the_adapter_has() -> None:

@@ -577,7 +577,9 @@ def test_no_real_interrupt_leaves_a_lock_held(which: str) -> None:
                     calls[which]()
             signal.setitimer(signal.ITIMER_REAL, 0)
             assert all(_free(lock.own) for lock in adapter.runner.sharing._locks), f"interrupt {number}"
+            assert torch.is_grad_enabled(), f"interrupt {number}"
     finally:
+        torch.set_grad_enabled(True)
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 

@@ -185,7 +185,7 @@ PAPER: dict[str, Iterable[Experiment]] = {
 }
 """Every table and figure: network, data, level, domains, scenario, methods, settings and probe."""
 
-BEYOND = {"tune", "directions", "rates", "slow-rates", "drop-rates", "toy"}
+BEYOND = {"tune", "directions", "rates", "slow-rates", "drop-rates", "toy", "hostile"}
 """Not experiments of the paper; the toy figure has neither network nor data."""
 
 

@@ -57,6 +57,12 @@ class Stateful(Protocol):
 class Streams:
     """Cameras that share one network, each with a state of its own: `logits = cameras("north gate", x)`.
 
+    >>> import acclimate
+    >>> net = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 3))
+    >>> cameras = Streams(acclimate.Tent(net), most=1000)
+    >>> cameras("north gate", torch.rand(8, 4)).shape
+    torch.Size([8, 3])
+
     A call restores the state of its camera, predicts, and learns. Every camera starts from the state that the adapter
     has when the cameras are made: the source, or what the adapter has learned until then. What the adapter learns
     outside, `adapter(x)`, belongs to the camera of the last call, `current`.

@@ -78,7 +78,7 @@ class Guard(nn.Module):
         *,
         probe: Images | None = None,
         policies: Sequence[Policy] = POLICIES,
-        every: int = 32,
+        every: int = 64,
         tolerated: float = 0.1,
         risk: float = 0.01,
         ring: int = 4,

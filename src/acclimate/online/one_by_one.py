@@ -51,8 +51,11 @@ class Learner(Protocol):
 class Stream:
     """A stream of single images: `logits = stream(x)` predicts x at once; the adapter learns when a batch has gathered.
 
-        stream = Stream(adapter, size=64, wait=0.05)
-        logits = stream(x)  # one image or a few, (n, C, H, W)
+    >>> import acclimate
+    >>> net = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 3))
+    >>> stream = Stream(acclimate.Tent(net), size=64, wait=0.05)
+    >>> stream(torch.rand(1, 4)).shape  # one image or a few
+    torch.Size([1, 3])
 
     A prediction may lack what the last `size` images would have taught; in the background, the last 2 · `size` images,
     or those of the last `wait` seconds and one step. Calls take turns on the adapter's lock, so in the background a

@@ -145,6 +145,8 @@ class Numbers:
             for result in case.results:
                 stored = {name: value for name, value in result.compact().items() if name not in _LEFT_OUT}
                 stored["domains"] = {name: v for name, v in stored["domains"].items() if name not in _DETAILS}
+                if result.health is not None:  # what the guard did, without the signals of each check
+                    stored["health"] = {name: result.health[name] for name in ("rollbacks", "rejected", "alarms")}
                 results.append({**stored, "origin": origins.index(result.origin)})
             cases.append({"row": case.row, "column": case.column, "x": case.x, "plan": plan, "results": results})
         head = {name: getattr(self, name) for name in ("recipe", "title", "scale", "command")}

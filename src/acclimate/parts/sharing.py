@@ -64,7 +64,12 @@ class Sharing:
 
         Python handles no interrupt between taking a lock by `with` and the block, or between the block and freeing it.
         """
-        return _within(self._locks, call)
+        gradients = torch.is_grad_enabled()
+        try:
+            return _within(self._locks, call)
+        except BaseException:
+            torch._C._set_grad_enabled(gradients)  # an interrupt may have left one of torch's own contexts open
+            raise
 
     def held(self) -> AbstractContextManager[None]:
         """Return a context in which no other thread runs the network.

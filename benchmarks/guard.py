@@ -1,0 +1,159 @@
+"""What a guard costs: `python -m benchmarks.guard [--cifar10 FOLDER] [--images 512] [--out FOLDER]`
+
+On honest streams: fifteen corruptions at severity 5, lifelong, EATA and EATA-C without and with a guard, three seeds,
+on digits and, with `--cifar10`, on CIFAR-10. And per step, on clean images: medians of steps without a guard, with one
+that never checks, and with one that always does; with a check in 64 steps the cost follows. Writes `guard_cpu.json`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+from acclimate import EATA, EATAC, Adapter, Guard
+from acclimate.bench.demo import digit_overrides
+from acclimate.bench.networks import load_network
+from acclimate.bench.plan import Plan
+from acclimate.bench.run import Run
+from acclimate.bench.scenarios import sample_domain
+from acclimate.bench.tables import Table, as_markdown
+from acclimate.data import open_suite
+
+from .command import command, write
+
+EVERY = 64
+METHODS = ("eata", "eata-c")
+
+
+def honest(
+    folder: Path, cifar10: Path | None, images: int, seeds: int, tick: Callable[[], None]
+) -> list[dict[str, Any]]:
+    """Return accuracy on honest streams, without and with a guard, and what the guard did."""
+    rows = []
+    for data, model, fields in streams(cifar10):
+        plans = {
+            guard: Plan(
+                methods=METHODS, model=model, data=data, images=images, seeds=range(seeds), guard=guard, **fields
+            )
+            for guard in (False, True)
+        }
+        runs = {guard: Run(plan, folder / f"{model}-{guard}") for guard, plan in plans.items()}
+        for job in plans[False].jobs():
+            bare, guarded = (runs[guard].do(job) for guard in (False, True))
+            health = guarded.health or {}
+            rows.append(
+                {
+                    "network": model,
+                    "method": job.method,
+                    "seed": job.seed,
+                    "accuracy": 100 * bare.accuracy,
+                    "guarded": 100 * guarded.accuracy,
+                    "clean": 100 * (bare.clean_after or 0),
+                    "clean_guarded": 100 * (guarded.clean_after or 0),
+                    "alarms": [(alarm["signal"], alarm["action"]) for alarm in health["alarms"]],
+                    "rollbacks": health["rollbacks"],
+                }
+            )
+            tick()
+    return rows
+
+
+def streams(cifar10: Path | None) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return data, network and fields of the plans."""
+    usual: dict[str, Any] = {"source_images": 512, "probe_images": 256}
+    found = [
+        ("digits", f"digits-{kind}", {"overrides": {m: digit_overrides(kind)[m] for m in METHODS}, **usual})
+        for kind in ("resnet", "vit")
+    ]
+    if cifar10 is not None:
+        found += [
+            (f"cifar10:{cifar10}", f"cifar10-{kind}", {"preset": f"cifar-{kind}", **usual})
+            for kind in ("resnet", "vit")
+        ]
+    return found
+
+
+def steps(data: str, model: str, method: str, count: int = 40) -> dict[str, Any]:
+    """Return milliseconds per step without a guard, with one that does not check, and with one that always does."""
+    suite = open_suite(data, load_network(model, "cpu").preprocess)
+    (images, _), (x, _) = (
+        next(iter(sample_domain("clean", suite.clean(), batch_size=size, seed=seed).on("cpu")))
+        for seed, size in ((0, 512), (1, 64))
+    )
+    make = {"eata": EATA, "eata-c": EATAC}[method]
+
+    def build() -> Adapter:
+        return make(load_network(model, "cpu").model, source=images[:128], lr=1e-6)
+
+    rare, always = Guard(build(), probe=images, every=10**6), Guard(build(), probe=images, every=1)
+    rare._next = 10**9  # also none at the start
+    each: dict[str, Callable[[Tensor], Tensor]] = {"bare": build(), "idle": rare, "checked": always}
+    taken: dict[str, list[float]] = {name: [] for name in each}
+    for turn in range(count + 2):
+        for name, call in each.items():
+            start = time.perf_counter()
+            call(x)
+            if turn > 1:
+                taken[name].append(1e3 * (time.perf_counter() - start))
+    medians = {name: statistics.median(values) for name, values in taken.items()}
+    idle = medians["idle"] / medians["bare"] - 1
+    check = (medians["checked"] - medians["idle"]) / medians["bare"]
+    return {"network": model, "method": method, **medians, "per_step": 100 * (idle + check / EVERY)}
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """Return one row per network and method: honest streams, and the cost of a step."""
+    rows = []
+    for network, method in dict.fromkeys((row["network"], row["method"]) for row in result["honest"]):
+        own = [row for row in result["honest"] if (row["network"], row["method"]) == (network, method)]
+        bare, guarded = ([row[name] for row in own] for name in ("accuracy", "guarded"))
+        cost = [row["per_step"] for row in result["steps"] if (row["network"], row["method"]) == (network, method)]
+        rows.append(
+            [
+                network,
+                method,
+                f"{statistics.mean(bare):.2f}",
+                f"{statistics.mean(guarded):.2f}",
+                f"{min(g - b for b, g in zip(bare, guarded, strict=True)):+.2f}",
+                str(sum(row["rollbacks"] for row in own)),
+                f"{cost[0]:.1f} %" if cost else "–",
+            ]
+        )
+    return ["Network", "Method", "Acc.", "guarded", "worst seed", "Rollbacks", "Cost per step"], rows
+
+
+def main() -> None:
+    """Measure, print a table and write the result file."""
+    parser = command(__doc__)
+    parser.add_argument("--cifar10", type=Path, help="folder that `python -m training.cifar10 unpack` wrote")
+    parser.add_argument("--images", type=int, default=512, help="images per corruption")
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with warnings.catch_warnings(), TemporaryDirectory() as folder, Progress(console=Console(stderr=True)) as progress:
+        warnings.simplefilter("ignore")
+        count = len(streams(arguments.cifar10)) * len(METHODS)
+        task = progress.add_task("honest streams", total=count * arguments.seeds)
+        rows = honest(
+            Path(folder), arguments.cifar10, arguments.images, arguments.seeds, partial(progress.advance, task)
+        )
+        costs = [steps(data, model, method) for data, model, _ in streams(arguments.cifar10) for method in METHODS]
+    result = {"images": arguments.images, "every": EVERY, "honest": rows, "steps": costs}
+    print(as_markdown(*table(result)))
+    arguments.device = "cpu"
+    write("guard", arguments, result)
+
+
+if __name__ == "__main__":
+    main()
