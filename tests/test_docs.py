@@ -34,6 +34,7 @@ def test_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     digits = load_digits()[1].x
     names: dict[str, object] = {
         "net": digits_resnet(),
+        "other_net": digits_resnet(),
         "clean_batches": digits[:128].split(64),
         "stream": digits[128:256].split(64),
         "generator": torch.Generator(),

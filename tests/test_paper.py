@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -795,3 +799,28 @@ def test_a_table_says_whose_settings_it_shows() -> None:
     assert "file" not in whose_settings([own]), "no private path"
     assert "chosen on this stream, but for lr" in whose_settings([ours])
     assert whose_settings([paper, paper]) == "m: the paper's settings for resnet50."
+
+
+def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(
+        "import multiprocessing, os, time\n"
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "from acclimate.paper.reproduce import _start_process\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context('spawn')\n"
+        "    pool = ProcessPoolExecutor(1, context, _start_process, (1,))\n"
+        "    print(pool.submit(os.getpid).result(), flush=True)\n"
+        "    pool.submit(time.sleep, 60)\n"
+        "    time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as driver:
+        worker = int(driver.stdout.readline())
+        driver.kill()
+    for _ in range(100):
+        status = Path(f"/proc/{worker}/stat")
+        if not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.1)
+    os.kill(worker, signal.SIGKILL)
+    pytest.fail("the process goes on without its parent")

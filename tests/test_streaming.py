@@ -17,7 +17,7 @@ from cases import CASES
 from networks import images, make, stream
 from torch import Tensor
 
-from acclimate import Adapter, StateError, Tent
+from acclimate import Adapter, Guard, StateError, Tent
 from acclimate.online.cameras import Streams
 from acclimate.online.one_by_one import Stream
 
@@ -609,3 +609,28 @@ def test_names_of_cameras_are_checked(key: str) -> None:
 def test_settings_of_cameras_are_checked() -> None:
     with pytest.raises(ValueError, match="most"):
         Streams(build(), most=0)
+
+
+# With a guard ---------------------------------------------------------------------------------------------------------
+
+
+def test_cameras_of_a_guard_come_back_bit_for_bit(tmp_path: Path) -> None:
+    def guard() -> Guard:
+        return Guard(Tent(make("ln"), lr=1e-5), probe=images(64, 900))
+
+    alone = {key: guard() for key in "ab"}
+    cameras = Streams(guard(), most=1, folder=tmp_path)
+    for number in range(4):
+        for key, own in alone.items():
+            x = images(48, 10 * number + ord(key))
+            assert torch.equal(cameras(key, x), own(x))
+    assert cameras.adapter.health == alone["b"].health
+
+
+@pytest.mark.parametrize("family", ["bn", "ln"])
+def test_a_stream_of_single_images_through_a_guard(family: str) -> None:
+    guard = Guard(Tent(make(family), lr=1e-5), policies=())
+    stream = Stream(guard, size=16, wait=60)
+    logits = [stream(x) for x in images(40).split(1)]
+    assert (stream.learned, stream.waiting, guard.health.batches) == (32, 8, 2)
+    assert all(z.shape == (1, logits[0].shape[1]) for z in logits)

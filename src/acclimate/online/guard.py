@@ -115,7 +115,8 @@ class Guard(nn.Module):
         self._quiet = 0  # checks without the signal of a lasting action
         self._streaks = [0] * len(self.policies)
         self._window: dict[str, Tensor] = {}
-        self._totals = torch.zeros(4, dtype=torch.float64, device=self.adapter.device)  # kept, entropy, samples, drops
+        self._totals = torch.zeros(3, dtype=torch.float64, device=self.adapter.device)  # kept, entropy, drops
+        self._samples = 0
         self._ring = Ring(self.adapter, self._most)
         self._last: Step | None = None
 
@@ -201,7 +202,7 @@ class Guard(nn.Module):
             "health": self._health.as_dict(),
             "ring": self._ring.settings(),
             "probe": None if self.probe is None else self.probe.state(),
-            "counts": [self._interval, self._next, self._pause, self._quiet, self._dense],
+            "counts": [self._interval, self._next, self._pause, self._quiet, self._samples, self._dense],
             "streaks": [*self._streaks],
             "frozen": self.adapter.frozen,
         }
@@ -220,7 +221,7 @@ class Guard(nn.Module):
         self.adapter.restore(Snapshot(theirs, {n: v for n, v in snapshot.settings.items() if n != "guard"}))
         self.adapter.frozen = memory["frozen"]
         self._health = Health.from_dict(memory["health"])
-        self._interval, self._next, self._pause, self._quiet, self._dense = memory["counts"]
+        self._interval, self._next, self._pause, self._quiet, self._samples, self._dense = memory["counts"]
         self._streaks = [*memory["streaks"]]
         if self.probe is not None:
             self.probe.load(memory["probe"])
@@ -290,9 +291,9 @@ class Guard(nn.Module):
     def _add(self, logits: Tensor, kept: float | Tensor, dropped: int | Tensor) -> None:
         """Add up what the next check reads."""
         n, self._dense = len(logits), logits.dim() > 2
-        values = (n * kept, entropy(logits).mean() * n, n, dropped)
-        device = self._totals.device
-        self._totals += torch.stack([torch.as_tensor(v, dtype=torch.float64, device=device) for v in values])
+        self._samples += n
+        for total, value in zip(self._totals.unbind(), (n * kept, n * entropy(logits).mean(), dropped), strict=True):
+            total.add_(value)  # without a copy from the host
 
     def _statistics(self, size: int) -> Statistics | None:
         """Return other statistics than the method's, where those of the batch cannot be trusted."""
@@ -371,11 +372,13 @@ class Guard(nn.Module):
                 self._distance().double().to(ours.device),
             ]
         )
-        mine, reference, differ, away, kept, entropies, samples, dropped = torch.cat([values, self._totals]).tolist()
+        mine, reference, differ, away, kept, entropies, dropped = torch.cat([values, self._totals]).tolist()
+        samples = max(self._samples, 1)
         self._totals.zero_()
+        self._samples = 0
         self._signal(
-            kept=kept / max(samples, 1),
-            entropy=entropies / max(samples, 1),
+            kept=kept / samples,
+            entropy=entropies / samples,
             diversity=mine,
             collapse=reference - mine,
             disagreement=differ,

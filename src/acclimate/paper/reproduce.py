@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
@@ -108,10 +109,20 @@ def side_by_side(
 
 
 def _start_process(threads: int) -> None:
-    """Limit a process to its share of threads, and its compiler to one; let the parent react to Ctrl-C."""
+    """Limit a process to its share of threads, and its compiler to one; let the parent react to Ctrl-C.
+
+    If the parent is killed, the process ends as well: what it has written is whole, and nobody waits for the rest.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+
+def _end_with_parent() -> None:
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _one_job(case: Case, folder: Path, job: Job) -> None:
