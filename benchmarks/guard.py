@@ -59,8 +59,6 @@ def honest(
                     "seed": job.seed,
                     "accuracy": 100 * bare.accuracy,
                     "guarded": 100 * guarded.accuracy,
-                    "clean": 100 * (bare.clean_after or 0),
-                    "clean_guarded": 100 * (guarded.clean_after or 0),
                     "alarms": [(alarm["signal"], alarm["action"]) for alarm in health["alarms"]],
                     "rollbacks": health["rollbacks"],
                 }
@@ -71,7 +69,7 @@ def honest(
 
 def streams(cifar10: Path | None) -> list[tuple[str, str, dict[str, Any]]]:
     """Return data, network and fields of the plans."""
-    usual: dict[str, Any] = {"source_images": 512, "probe_images": 256}
+    usual: dict[str, Any] = {"source_images": 512, "probe": "none"}
     found = [
         ("digits", f"digits-{kind}", {"overrides": {m: digit_overrides(kind)[m] for m in METHODS}, **usual})
         for kind in ("resnet", "vit")

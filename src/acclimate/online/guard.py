@@ -145,8 +145,11 @@ class Guard(nn.Module):
             return self._answer_some(x, fine)
 
     def predict_only(self, x: Tensor, *, statistics: Statistics | None = None) -> Tensor:
-        """Return the logits of x as they would be predicted now. Nothing is learned, counted or changed."""
-        if self._health.doing == "source" and statistics is None:
+        """Return the logits of x as they would be predicted now. Nothing is learned, counted or changed.
+
+        While the source network answers, it does so whatever `statistics` say.
+        """
+        if self._health.doing == "source":
             return self.adapter.predict_source(x)
         return self.adapter.predict_only(x, statistics=self._statistics(len(x)) if statistics is None else statistics)
 
