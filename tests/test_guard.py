@@ -771,3 +771,16 @@ def test_the_history_is_bounded() -> None:
         health.signals = Signals(batch=batch)
         health.note()
     assert [signals.batch for signals in health.history] == [*range(88, 600)]
+
+
+# Small batches --------------------------------------------------------------------------------------------------------
+
+
+def test_small_batches_are_collected_and_their_pauses_are_longer() -> None:
+    guard = Guard(tent(1e-6), pause=4, every=2, policies=[Policy("entropy", "roll back", above=0.0, times=2)])
+    with alarms_expected():
+        for x in images(97).split(1):
+            guard(x)
+    health = guard.health
+    assert [signals.batch for signals in health.history] == [47, 96], "48 images in a row, a gap of one, 48 again"
+    assert (health.doing, health.since, health.until) == ("paused", 96, 96 + 4 * 48)

@@ -273,8 +273,10 @@ class Guard(nn.Module):
         if due and (checked := self._to_check(x, logits)) is not None and self._compare(x, checked, looked, before):
             logits = self._hold(x)
         health.batches += 1
-        if due:
-            self._next = health.batches + self._interval - 1
+        if due and not self._window:  # otherwise small batches are still being collected
+            self._next = (
+                health.batches + (self._interval - self._first_interval) * _stretch(x) + self._first_interval - 1
+            )
         return logits
 
     def _learn(self, x: Tensor) -> Tensor:
@@ -430,6 +432,7 @@ class Guard(nn.Module):
         """Do what an alarm asks for; return whether the adapter has changed."""
         health = self._health
         self._interval, self._quiet = self._first_interval, 0
+        self._window.clear()
         if alarm.action in LASTING and health.doing not in ("learning", "paused"):
             return False
         if not health.alarms:
@@ -451,7 +454,7 @@ class Guard(nn.Module):
         if alarm.action == "freeze":
             self.frozen = True
         else:
-            self._start_pause()
+            self._start_pause(_stretch(x))
         return True
 
     def _unhealthy(self, x: Tensor) -> bool:
@@ -478,8 +481,8 @@ class Guard(nn.Module):
             health.until, self._interval = None, self._first_interval
         self._do("frozen" if self.frozen else "paused" if paused else "learning")
 
-    def _start_pause(self) -> None:
-        self._health.until = self._health.batches + self._pause
+    def _start_pause(self, stretch: int = 1) -> None:
+        self._health.until = self._health.batches + self._pause * stretch
         self._do("frozen" if self.frozen else "paused")
         self._pause = min(2 * self._pause, _LONGEST)
 
@@ -521,6 +524,11 @@ class Guard(nn.Module):
     def __repr__(self) -> str:
         """Return the call that builds this guard."""
         return f"Guard({self.adapter!r}{'' if self.probe is None else f', probe={len(self.probe.images)} images'})"
+
+
+def _stretch(x: Tensor) -> int:
+    """Return how many such batches are enough for a judgement: times between checks and pauses grow with it."""
+    return max(1, -(-_ENOUGH // len(x)))
 
 
 def _within(folder: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
