@@ -49,6 +49,7 @@ IMAGES = ROOT / "docs" / "images"
 RECIPE_FILES = RESULTS / "paper"
 IMAGENET = RESULTS / "imagenet-5k"
 DIGITS = RESULTS / "digits"
+SINGLE_IMAGES = RESULTS / "digits-single-images"
 NETWORKS = {"resnet": "resnet50", "vit": "vit-base"}
 """Our networks, and those of the paper beside them."""
 
@@ -207,6 +208,7 @@ TABLES: dict[str, Callable[[], Table | str]] = {
         f"hostile-{part}": partial(recipe, "hostile", part, DIGITS)
         for part in ("resnet", "vit", "resnet-clean", "vit-clean")
     },
+    **{f"hostile-single-{part}": partial(recipe, "hostile", part, SINGLE_IMAGES) for part in ("vit", "vit-clean")},
     "tuning-cpu": partial(measured, tuning.table, "tuning", "cpu"),
     "efficiency-h200": partial(measured, efficiency.table, "efficiency", "h200"),
     **{

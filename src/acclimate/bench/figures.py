@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from torch import Tensor
 
 from ..data.scenes import CITYSCAPES
@@ -107,20 +107,25 @@ def watched(panels: Sequence[tuple[str, Sequence[Result]]], columns: int = 2) ->
             guarded = result.health is not None
             style = "-" if guarded or result.method == "Source" else "--"
             values = _smooth([100 * value for value in result.along or ()])
-            axes.plot(values, style, lw=1.6 if guarded else 1.2, color=_colour(result), label=result.label)
+            label = result.method + ", guarded" * guarded
+            places = range(0, len(values), max(1, len(values) // 100))
+            shown = [values[place] for place in places]
+            axes.plot(places, shown, style, lw=1.6 if guarded else 1.2, color=_colour(result), label=label)
             for alarm in (result.health or {}).get("alarms", ()):
                 shape = ".v"[alarm["action"] not in ("source", "blend", "skip")]
                 if alarm["batch"] < len(values):
                     axes.plot(alarm["batch"], values[alarm["batch"]], shape, ms=7, color=_colour(result))
         axes.set(title=title, ylim=(0, 102), xlabel="batches" if place + columns >= len(panels) else "")
         axes.set_ylabel("accuracy (%)" if place % columns == 0 else "")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     handles = {label: line for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5)
     return figure
 
 
-def _smooth(values: Sequence[float], width: int = 5) -> list[float]:
-    """Return the mean of each value and those before it."""
+def _smooth(values: Sequence[float]) -> list[float]:
+    """Return the mean of each value and some before it."""
+    width = max(5, len(values) // 16)
     return [sum(some := values[max(0, i - width + 1) : i + 1]) / len(some) for i in range(len(values))]
 
 

@@ -139,7 +139,7 @@ def hostile(cases: Sequence[Case]) -> Shown:
         tables[f"{network}-clean"] = _against_source(own, lambda r: _times(r.clean_after, 100))
         streams = dict.fromkeys(case.column.partition(", ")[2] for case in own)
         panels = [(stream, _lines_of(own, f"{network}, {stream}")) for stream in streams]
-        figures[network] = watched(panels)
+        figures[network] = watched([panel for panel in panels if any(r.method == "Source" for r in panel[1])])
     return Shown(tables, figures)
 
 
@@ -149,7 +149,7 @@ _DRAWN = ("Source", "Tent", "EATAC")
 
 def _lines_of(cases: Sequence[Case], column: str) -> list[Result]:
     shown = [case for case in cases if case.column == column and case.row.removesuffix(_GUARDED) in _DRAWN]
-    return [case.results[0] for case in shown if case.results]
+    return [case.results[0] for case in shown if case.results and case.results[0].along]
 
 
 def _against_source(cases: Sequence[Case], value: Callable[[Result], float | None]) -> Table:

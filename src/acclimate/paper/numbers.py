@@ -145,6 +145,9 @@ class Numbers:
             for result in case.results:
                 stored = {name: value for name, value in result.compact().items() if name not in _LEFT_OUT}
                 stored["domains"] = {name: v for name, v in stored["domains"].items() if name not in _DETAILS}
+                if result.along is not None:  # of a stream that is shown batch by batch, and not by confidence
+                    stored["along"] = [round(value, 3) for value in result.along]
+                    del stored["bins"]
                 if result.health is not None:  # what the guard did, without the signals of each check
                     stored["health"] = {name: result.health[name] for name in ("rollbacks", "rejected", "alarms")}
                 results.append({**stored, "origin": origins.index(result.origin)})
