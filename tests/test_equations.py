@@ -154,6 +154,12 @@ def test_a_wider_margin_keeps_no_less(seed: int) -> None:
     assert ((Reliable(0.3)(z) > 0) <= (Reliable(0.5)(z) > 0)).all()
 
 
+def test_selectors_print_their_call() -> None:
+    select = Reliable(0.4) * NonRedundant(0.05, momentum=0.5)
+    assert eval(repr(select)).second.momentum == 0.5
+    assert repr(NonRedundant(0.05)) == "NonRedundant(0.05)"
+
+
 @given(seeds)
 @settings(max_examples=25, deadline=None)
 def test_the_mean_stays_a_distribution(seed: int) -> None:

@@ -70,5 +70,9 @@ def test_the_package_that_fails_to_import_is_named(
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     for name, content in packages.items():
         (tmp_path / f"{name}.py").write_text(content)
-    with pytest.raises(NetworkError, match=remedy):
-        load_network(spec)
+    try:
+        with pytest.raises(NetworkError, match=remedy):
+            load_network(spec)
+    finally:
+        for name in packages:
+            sys.modules.pop(name, None)

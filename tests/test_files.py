@@ -89,6 +89,24 @@ def test_what_a_killed_writer_left_is_swept_and_a_living_ones_is_not(tmp_path: P
     assert path.read_bytes() == b"newer"
 
 
+def test_a_folder_of_many_files_is_not_listed_for_every_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(1001):
+        (tmp_path / str(number)).touch()
+    dead = start(HANGING, tmp_path / "another")
+    kill(dead)
+    listed, listdir = [], os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: (listed.append(folder), listdir(folder))[1])
+    for number in range(20):
+        write_bytes(tmp_path / f"state {number}", b"new")
+    assert len(listed) == 1
+    assert not [name for name in names(tmp_path) if name.startswith(".")], "what was left of any file is swept"
+    listed.clear()
+    later = time.monotonic() + 61
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    write_bytes(tmp_path / "later", b"new")
+    assert len(listed) == 1
+
+
 def test_other_files_stay_and_those_of_another_host_for_a_day(tmp_path: Path) -> None:
     path = tmp_path / "a"
     foreign = [".a.tmp", ".a.0123abcd-1-1.acclimate-tmp", "a.0123abcd-1-1-0123abcd.acclimate-tmp"]

@@ -17,10 +17,12 @@ from torch import Tensor
 __all__ = [
     "DivergenceError",
     "check_images",
+    "class_index",
     "no_such",
     "read_logits",
     "refuse_divergence",
     "refuse_half_precision",
+    "refuse_nan_weights",
     "refuse_non_finite",
     "refuse_not_a_number",
     "refuse_probabilities",
@@ -33,10 +35,14 @@ _SLACK = 0.01  # resizing may overshoot [0, 1] a little
 
 
 class DivergenceError(ValueError):
-    """The network returns NaN or infinity for finite images."""
+    """The network returns NaN or infinity for finite images.
+
+    >>> issubclass(DivergenceError, ValueError)
+    True
+    """
 
 
-def check_images(x: object, device: torch.device) -> Tensor:
+def check_images(x: object, device: torch.device, *, may_be_empty: bool = False) -> Tensor:
     """Return `x` if it is a batch of images on the device, else raise."""
     if not isinstance(x, Tensor):
         hint = ": of a pair (x, y) pass x alone, of a list of images pass torch.stack(images)"
@@ -46,7 +52,7 @@ def check_images(x: object, device: torch.device) -> Tensor:
         raise TypeError(f"expected floating-point images, got {x.dtype}: convert them, such as x.float() / 255")
     if x.dim() < 2:
         raise ValueError(f"expected a batch of images, got shape {tuple(x.shape)}: add the batch dimension")
-    if x.numel() == 0:
+    if x.numel() == 0 and not (may_be_empty and x[:0].shape == x.shape):
         raise ValueError(f"the batch is empty: shape {tuple(x.shape)}")
     if x.device != device:
         raise ValueError(f"the images are on {x.device}, the model on {device}: move them with x.to({str(device)!r})")
@@ -170,5 +176,5 @@ def class_index(classes: Sequence[int] | None, device: torch.device) -> Tensor |
     if classes is None:
         return None
     if len(set(classes)) != len(classes) or len(classes) < 2 or min(classes) < 0:
-        raise ValueError("classes= takes at least two distinct class indices, none negative")
+        raise ValueError(f"classes= takes at least two distinct class indices, none negative, got {list(classes)}")
     return torch.tensor(list(classes), device=device)
