@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from networks import images, make
+from networks import NOT_IMAGES, images, make
 from torch import Tensor, nn
 
 from acclimate import Normalisation, norm_parameters
@@ -171,3 +171,36 @@ def test_timm_norm_layers_adapt() -> None:
     with Normalisation(bn).batch():
         torch.testing.assert_close(bn(x), bn.act(nn.functional.batch_norm(x, None, None, training=True)))
     assert torch.equal(bn.running_mean, before)
+
+
+class WithActivation(nn.BatchNorm2d):
+    """A layer with a forward of its own, as timm has them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+@pytest.mark.parametrize("family", ["bn", "seg", "features, BatchNorm1d", "signals, BatchNorm1d", "own"])
+def test_rows_of_padding_do_not_count(family: str) -> None:
+    """Logits and gradients are those of the first rows alone; also of one row, which may be one value per channel."""
+    if family == "own":
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), WithActivation(4), nn.Flatten(), nn.Linear(4 * 14 * 14, 5)).double()
+    else:
+        model = make(family).double().eval()
+    x = images(6, 1).double()
+    x = NOT_IMAGES[family][1](x) if family in NOT_IMAGES else x
+    norm, parameters = Normalisation(model), [*model.parameters()]
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    for count in range(1, 7):
+        with norm.padded(torch.tensor(count)):
+            ours = model(x)[:count]
+        with norm.batch(count):
+            theirs = model(x[:count])
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+        gradients = [torch.autograd.grad(y.square().mean(), parameters) for y in (ours, theirs)]
+        for a, b in zip(*gradients, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
+    with norm.padded(torch.tensor(0)):
+        assert model(x).isfinite().all()
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    assert not any(module._forward_pre_hooks for module in model.modules())

@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from ..extras import install_command
-from .randomness import on_device
+from .randomness import draw, on_device
+from .world import Share
 
 __all__ = [
     "AugMix",
@@ -91,22 +92,26 @@ class Views:
         """Return a view of each image."""
         return self.several(x, 1, generator)
 
-    def several(self, x: Tensor, count: int, generator: Generator) -> Tensor:
-        """Return `count` views of the batch, concatenated: those of `count` calls, computed together."""
-        jitters, warps, noises = zip(*(self._sample(x, generator) for _ in range(count)), strict=True)
+    def several(self, x: Tensor, count: int, generator: Generator, share: Share | None = None) -> Tensor:
+        """Return `count` views of the batch, concatenated: those of `count` calls, computed together.
+
+        If x is one rank's `share` of a batch, they are its rows of the views of the whole batch.
+        """
+        jitters, warps, noises = zip(*(self._sample(x, generator, share) for _ in range(count)), strict=True)
+        if not len(x):
+            return x
         y = warp(jitter(x.clamp(0, 1).repeat(count, 1, 1, 1), jitters), warps, self.padding)
         if self.noise:
             y = y + self.noise * torch.cat(noises)
         return y.clamp(0, 1)
 
-    def _sample(self, x: Tensor, generator: Generator) -> tuple[Jitter, Warp, Tensor]:
+    def _sample(self, x: Tensor, generator: Generator, share: Share | None = None) -> tuple[Jitter, Warp, Tensor]:
         order = torch.randperm(len(_RANGES), generator=generator).tolist()
         factors = [(index, _uniform(*_RANGES[index], generator)) for index in order]
         warping = self._sample_warp(x.shape[-2], x.shape[-1], generator)
         if not self.noise:
             return factors, warping, x[:0]
-        local = on_device(generator, x.device)
-        return factors, warping, torch.randn(x.shape, generator=local, device=x.device, dtype=x.dtype)
+        return factors, warping, draw(torch.randn, x, on_device(generator, x.device), share)
 
     def _sample_warp(self, height: int, width: int, generator: Generator) -> Warp:
         angle = _uniform(-15, 15, generator)
@@ -126,18 +131,34 @@ def check_can_augment(augment: Augment, x: Tensor, method: str) -> None:
         )
 
 
-def several(augment: Augment, x: Tensor, count: int, generator: Generator) -> Tensor:
-    """Return `count` views of the batch by any augmentation, concatenated."""
+def several(augment: Augment, x: Tensor, count: int, generator: Generator, share: Share | None = None) -> Tensor:
+    """Return `count` views of the batch by any augmentation, concatenated.
+
+    If x is one rank's `share` of a batch, random numbers are drawn for the whole batch. An augmentation of the user's
+    gets a batch of that size, with zeros in place of the images of other ranks.
+    """
     if isinstance(augment, Views) and type(augment).__call__ is Views.__call__:
-        return augment.several(x, count, generator)
-    return torch.cat([augment(x, generator) for _ in range(count)])
+        return augment.several(x, count, generator, share)
+    share = share or Share(0, len(x), len(x))
+    views = [share.of(augment(share.whole(x), generator)) for _ in range(count)]
+    return views[0] if count == 1 else torch.cat(views)
 
 
-def views_of_each(augment: Augment, x: Tensor, count: int, generator: Generator) -> Iterator[Tensor]:
-    """Yield `count` views of each image in turn. AugMix samples per image, so it makes those of many images at once."""
-    at_once = max(1, _LARGEST_AUGMIX // (count * x[0].numel())) if isinstance(augment, AugMix) else 1
-    for some in torch.split(x, at_once):
-        yield from torch.split(augment(some.repeat_interleave(count, 0), generator), count)
+def views_of_each(
+    augment: Augment, x: Tensor, count: int, generator: Generator, share: Share | None = None
+) -> Iterator[Tensor]:
+    """Yield `count` views of each image in turn. AugMix samples per image, so it makes those of many images at once.
+
+    If x is one rank's `share` of a batch, those of the whole batch are made and its own are yielded.
+    """
+    share = share or Share(0, len(x), len(x))
+    at_once = max(1, _LARGEST_AUGMIX // (count * math.prod(x.shape[1:]))) if isinstance(augment, AugMix) else 1
+    own, place = range(share.offset, share.offset + share.size), 0
+    for some in torch.split(share.whole(x), at_once):
+        for views in torch.split(augment(some.repeat_interleave(count, 0), generator), count):
+            if place in own:
+                yield views
+            place += 1
 
 
 def mean_over_views(
@@ -148,19 +169,22 @@ def mean_over_views(
     generator: Generator,
     *,
     together: bool,
+    share: Share | None = None,
 ) -> Tensor:
     """Return the mean of `predict(view)` over `count` views of the batch: logits of the batch's length.
 
     Views are made in chunks that fit in memory. `together` predicts a chunk in one call; otherwise each view has its
-    own, as BatchNorm requires if it uses the statistics of the batch.
+    own, as BatchNorm requires if it uses the statistics of the batch. x may be one rank's `share` of a batch.
     """
     total = x.new_zeros(())
-    at_once = max(1, _LARGEST_CHUNK // x.numel())
+    at_once = max(1, _LARGEST_CHUNK // max(1, x.numel()))
     for start in range(0, count, at_once):
-        views = several(augment, x, min(at_once, count - start), generator)
-        for rows in torch.split(views, len(views) if together else len(x)):
+        number = min(at_once, count - start)
+        views = several(augment, x, number, generator, share)
+        chunk = number if together else 1
+        for rows in views.view(number // chunk, chunk * len(x), *views.shape[1:]):
             logits = predict(rows)
-            total = total + logits.view(-1, len(x), *logits.shape[1:]).sum(0)
+            total = total + logits.view(chunk, len(x), *logits.shape[1:]).sum(0)
     return total / count
 
 

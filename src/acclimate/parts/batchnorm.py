@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["Mode", "Normalisation", "Record", "flattened"]
+from .padded_batchnorm import moments_of_first, standardised
+
+__all__ = ["Mode", "Normalisation", "Record", "Statistics", "check_statistics", "flattened"]
 
 Statistics: TypeAlias = tuple[Tensor, Tensor]
 """Mean and variance per channel."""
@@ -30,13 +32,37 @@ Mode: TypeAlias = Literal["source", "batch", "detached", "recorded", "replayed"]
 def batch_moments(x: Tensor, correction: int = 0) -> Statistics:
     """Return mean and variance of each channel without a gradient; `correction=1` is the variance in the buffers."""
     values = x.detach() if x.dtype == torch.float64 else x.detach().float()
+    if type(values) is Tensor and x.device.type == "cpu" and not _lone(x) and not torch.compiler.is_compiling():
+        return _moments_on_cpu(values, correction)
     variance, mean = torch.var_mean(values, [0, *range(2, x.dim())], correction=0 if _lone(x) else correction)
     return mean, variance
+
+
+def _moments_on_cpu(x: Tensor, correction: int) -> Statistics:
+    """Return the same by BatchNorm's own kernel; `var_mean` is slow on a CPU."""
+    mean, variance = x.new_zeros(2, x.shape[1]).unbind()
+    torch.batch_norm_update_stats(x, mean, variance, 1.0)  # averages with a weight of one, corrected
+    count = x.numel() // x.shape[1]
+    return mean, variance if correction else variance * ((count - 1) / count)
 
 
 def _lone(x: Tensor) -> bool:
     """Return whether there is one value per channel, which has no variance."""
     return x.numel() == x.shape[1]
+
+
+def check_statistics(given: Mode | Sequence[Tensor]) -> Mode | Sequence[Tensor]:
+    """Return statistics to predict with; raise if they are no mode, no share and no tensors."""
+    if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given <= 1:
+        return float(given)
+    chosen = isinstance(given, str) and given in ("source", "batch", "detached")
+    measured = isinstance(given, (list, tuple)) and all(isinstance(each, Tensor) for each in given)
+    if not (chosen or measured):
+        raise ValueError(
+            f'statistics={given!r}: expected "source", "batch" or "detached", the share of the batch in [0, 1], or the '
+            "tensors of measure_statistics"
+        )
+    return given
 
 
 def flattened(record: Record) -> tuple[list[Tensor], list[int]]:
@@ -58,6 +84,8 @@ class Normalisation:
     def __init__(self, model: nn.Module) -> None:
         self.modules = tuple(model.modules())
         self.layers = tuple(m for m in self.modules if isinstance(m, _BatchNorm))
+        self.counted = True
+        """Whether the rows of the current pass count in the statistics; a rank without any runs one that does not."""
         self.calls: list[int] = []
         """The number of calls of each layer in a recorded pass."""
 
@@ -99,9 +127,34 @@ class Normalisation:
                     layer.track_running_stats = True
 
     @contextmanager
+    def padded(self, count: Tensor) -> Iterator[None]:
+        """Use the statistics of the first `count` rows, with gradients through them; further rows are padding.
+
+        Layers receive a standardised input, and statistics that leave it as it is.
+        """
+        moments: dict[nn.Module, Statistics] = {}
+
+        def note(layer: _BatchNorm, x: Tensor) -> Statistics:
+            mean, variance = moments[layer] = moments_of_first(x, count, (layer.running_mean, layer.running_var))
+            return torch.zeros_like(mean), torch.full_like(variance, 1 - layer.eps)
+
+        def standardise(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            assert isinstance(layer, _BatchNorm)  # noqa: S101
+            x, *others = inputs
+            return (standardised(x, *moments.pop(layer), layer.eps), *others)
+
+        with self._using(note):
+            hooks = [layer.register_forward_pre_hook(standardise) for layer in self.layers]
+            try:
+                yield
+            finally:
+                for hook in hooks:
+                    hook.remove()
+
+    @contextmanager
     def detached(self) -> Iterator[None]:
         """Use the statistics of the current batch, without gradients through them."""
-        with self._using(_source_or_batch):
+        with self._using(self._source_or_batch):
             yield
 
     @contextmanager
@@ -109,7 +162,7 @@ class Normalisation:
         """Use (1 − share) of the source's statistics and `share` of the batch's, without gradients through them."""
 
         def blend(layer: _BatchNorm, x: Tensor) -> Statistics:
-            mean, variance = batch_moments(x, correction=1)
+            mean, variance = self._moments(x, correction=1)
             if layer.running_mean is None or layer.running_var is None:
                 return mean, variance
             return (
@@ -126,7 +179,7 @@ class Normalisation:
         record: Record = {layer: [] for layer in self.layers}
 
         def note(layer: _BatchNorm, x: Tensor) -> Statistics:
-            record[layer].append(_source_or_batch(layer, x))
+            record[layer].append(self._source_or_batch(layer, x))
             return record[layer][-1]
 
         with self._using(note):
@@ -134,6 +187,11 @@ class Normalisation:
 
     def unflattened(self, tensors: Sequence[Tensor], calls: Sequence[int]) -> Record:
         """Invert `flattened`."""
+        if len(tensors) != 2 * sum(calls):
+            raise ValueError(
+                f"expected {2 * sum(calls)} tensors of statistics, got {len(tensors)}: were they measured on another "
+                "network?"
+            )
         pairs = iter(zip(tensors[::2], tensors[1::2], strict=True))
         return {layer: [next(pairs) for _ in range(count)] for layer, count in zip(self.layers, calls, strict=True)}
 
@@ -143,6 +201,14 @@ class Normalisation:
         calls = {layer: iter(statistics) for layer, statistics in record.items()}
         with self._using(lambda layer, _: next(calls[layer])):
             yield
+
+    def _moments(self, x: Tensor, correction: int = 0) -> Statistics:
+        return batch_moments(x, correction)
+
+    def _source_or_batch(self, layer: _BatchNorm, x: Tensor) -> Statistics:
+        """Return the moments of a batch; the source's where there is one value per channel."""
+        mean, variance = layer.running_mean, layer.running_var
+        return self._moments(x) if mean is None or variance is None or not _lone(x) else (mean, variance)
 
     @contextmanager
     def _using(self, statistics: Callable[[_BatchNorm, Tensor], Statistics]) -> Iterator[None]:
@@ -166,12 +232,6 @@ class Normalisation:
                     hook.remove()
                 for layer, mean, variance in found:
                     layer.running_mean, layer.running_var = mean, variance
-
-
-def _source_or_batch(layer: _BatchNorm, x: Tensor) -> Statistics:
-    """Return the moments of a batch; the source's where there is one value per channel."""
-    mean, variance = layer.running_mean, layer.running_var
-    return batch_moments(x) if mean is None or variance is None or not _lone(x) else (mean, variance)
 
 
 def _source_if_lone(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:

@@ -1,7 +1,7 @@
 """Find the residual branches of a network: f in x + f(x).
 
 A table lists the blocks of timm, torchvision, transformers and acclimate. For other networks the user names the modules
-that compute f(x) (`branches`), or those that return x + f(x) (`blocks`).
+whose output is added to x (`branches`; of several in a row, the last one), or those that return x + f(x) (`blocks`).
 """
 
 from __future__ import annotations
@@ -107,8 +107,9 @@ def find_branches(model: nn.Module, branches: Names | None = None, blocks: Names
             block += 1
     if not found:
         raise ValueError(
-            f"no residual branch is known in {type(model).__name__}. Name the modules that compute f(x), "
-            'branches="layers.*.mlp", or those that return x + f(x), blocks="layers.*"'
+            f"no residual branch is known in {type(model).__name__}. Name the modules whose output is "
+            'added to x, branches="layers.*.mlp" (of several in a row, the last one), or those that return x + f(x), '
+            'blocks="layers.*"'
         )
     return found
 

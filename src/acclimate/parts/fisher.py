@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, Protocol, TypeAlias
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +15,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parameters_to_vector
 
 from ..checks import check_images, refuse_non_finite
+from .world import World
 
-__all__ = ["Fisher", "Images", "batch_importance", "image_batches", "refuse_fisher", "sample_importance"]
+__all__ = ["Fisher", "Images", "batch_importance", "image_batches", "refuse_beta", "refuse_fisher", "sample_importance"]
 
 Images: TypeAlias = Tensor | Iterable[Tensor | Sequence[Tensor]]
 """Images without labels: one tensor, or batches of them. Labels that a DataLoader yields with them are ignored."""
+
+
+Result = TypeVar("Result")
 
 
 class Learner(Protocol):
@@ -40,7 +45,14 @@ class Learner(Protocol):
     def coupled(self) -> bool:
         """Whether the samples of a batch depend on each other."""
 
-    def eagerly(self, call: Callable[[], Tensor]) -> Tensor:
+    @property
+    def world(self) -> World:
+        """The ranks that share the work."""
+
+    def apart(self) -> AbstractContextManager[None]:
+        """Let each rank run passes of its own inside."""
+
+    def eagerly(self, call: Callable[[], Result]) -> Result:
         """Call a function whose passes run eagerly in the network's own precision, with gradients on."""
 
     def logits(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -71,11 +83,16 @@ class Fisher(nn.Module):
         """Estimate the importance from unlabelled in-distribution images, with the network in adaptation mode.
 
         `"batch"` squares the gradient of each batch's mean loss, as the released EATA does. `"sample"` is Eq. (9) as
-        written, which is larger by about the batch size, so that β must be smaller.
+        written, which is larger by about the batch size, so that β must be smaller. Several ranks, which are given the
+        same images, take turns with the batches.
         """
         if how not in _IMPORTANCE:
             raise ValueError(f"fisher={how!r}: expected one of {', '.join(map(repr, _IMPORTANCE))}")
-        importance = adapter.eagerly(lambda: _IMPORTANCE[how](adapter, _checked(images, adapter.device)))
+        world = adapter.world
+        with world.together(), adapter.apart():
+            batches = world.turns(_checked(images, adapter.device))
+            squares, count = adapter.eagerly(lambda: _IMPORTANCE[how](adapter, batches))
+        importance = world.ratio(squares, count)
         if not bool(importance.isfinite().all()):
             raise ValueError("the source images gave NaN or infinite gradients: no importance could be estimated")
         return cls(importance, _vector(adapter.adapted))
@@ -83,8 +100,6 @@ class Fisher(nn.Module):
     @classmethod
     def weighted(cls, beta: float, adapter: Learner, images: Images | None, how: Literal["batch", "sample"]) -> Fisher:
         """Return what a method with weight β needs: an estimate, or an empty regulariser if β = 0."""
-        if beta < 0:
-            raise ValueError(f"{type(adapter).__name__}: beta={beta} is negative")
         if beta == 0:
             return cls()
         if images is None:
@@ -103,6 +118,18 @@ class Fisher(nn.Module):
         return (self.importance * (theta - self.source).square()).sum()
 
 
+def refuse_beta(method: nn.Module, beta: float) -> None:
+    """Raise if β is negative, or pulls towards a source whose importance was not estimated."""
+    if isinstance(beta, (int, float)) and beta < 0:
+        raise ValueError(f"{type(method).__name__}: beta={beta} is negative")
+    regulariser = getattr(method, "regulariser", None)  # none yet while a method is being built
+    if regulariser is not None and regulariser.importance is None and beta != 0:
+        raise ValueError(
+            f"{type(method).__name__} was built with beta=0, so that it has no Fisher importance: build another one "
+            f"with source= and beta={beta}"
+        )
+
+
 def refuse_fisher(method: str, arguments: Mapping[str, object]) -> None:
     """Raise if arguments of the regulariser are given to a method without one."""
     if given := [name for name in ("source", "beta", "fisher") if name in arguments]:
@@ -115,8 +142,8 @@ def pseudo_label_loss(logits: Tensor) -> Tensor:
     return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
 
 
-def batch_importance(adapter: Learner, batches: Iterable[Tensor]) -> Tensor:
-    """ω = the mean over batches of the squared gradient of the batch's mean loss.
+def batch_importance(adapter: Learner, batches: Iterable[Tensor]) -> tuple[Tensor, int]:
+    """ω = the mean over batches of the squared gradient of the batch's mean loss: return the sum and the number.
 
     The released EATA computes this, and its β = 2,000 belongs to it.
     """
@@ -125,11 +152,11 @@ def batch_importance(adapter: Learner, batches: Iterable[Tensor]) -> Tensor:
         gradient = adapter.gradients(pseudo_label_loss(adapter.logits(x)).mean())
         squares += _vector(gradient).square()
         count += 1
-    return squares / count
+    return squares, count
 
 
-def sample_importance(adapter: Learner, batches: Iterable[Tensor]) -> Tensor:
-    """ω = 1/Q Σ_q (∂ loss(x_q) / ∂θ)², Eq. (9) as written.
+def sample_importance(adapter: Learner, batches: Iterable[Tensor]) -> tuple[Tensor, int]:
+    """ω = 1/Q Σ_q (∂ loss(x_q) / ∂θ)², Eq. (9) as written: return the sum and Q.
 
     Where samples do not depend on their batch, all are differentiated at once. With BatchNorm on batch statistics each
     sample's loss is differentiated through its whole batch.
@@ -140,7 +167,7 @@ def sample_importance(adapter: Learner, batches: Iterable[Tensor]) -> Tensor:
         for rows in gradients(adapter, x):
             squares += rows.square().sum(0)
         count += len(x)
-    return squares / count
+    return squares, count
 
 
 def _independent_gradients(adapter: Learner, x: Tensor) -> Iterator[Tensor]:

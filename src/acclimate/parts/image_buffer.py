@@ -10,7 +10,8 @@ from torch import Generator, Tensor, nn
 
 from .copying import copy_all
 from .counter import Counter
-from .randomness import on_device
+from .randomness import draw, on_device
+from .world import ALONE, Share, World
 
 __all__ = ["ImageBuffer"]
 
@@ -44,8 +45,14 @@ class ImageBuffer(nn.Module):
         """The memory in use, in bytes."""
         return sum(shelf.nbytes for shelf in self.buffers(recurse=False))
 
-    def sample(self, like: Tensor, renewal: float, generator: Generator) -> tuple[Tensor, list[int]]:
-        """Return as many images as `like` has, and their places. Each is new noise with probability `renewal`."""
+    def sample(
+        self, like: Tensor, renewal: float, generator: Generator, share: Share | None = None
+    ) -> tuple[Tensor, list[int]]:
+        """Return as many images as `like` has, and their places. Each is new noise with probability `renewal`.
+
+        If `like` is one rank's `share` of a batch, the places are those of the whole batch.
+        """
+        share = share or Share(0, len(like), len(like))
         if len(self) and self[0].shape != like.shape[1:]:
             raise ValueError(
                 f"the replay buffer holds images of {tuple(self[0].shape)}, and these are of {tuple(like.shape[1:])}: "
@@ -53,20 +60,21 @@ class ImageBuffer(nn.Module):
             )
         places: list[int] = []
         seen = len(self)
-        for hit in torch.randint(self.capacity, (len(like),), generator=generator).tolist():
+        for hit in torch.randint(self.capacity, (share.total,), generator=generator).tolist():
             places.append(min(hit, seen))
             seen = max(seen, places[-1] + 1)
-        renewed = (torch.rand(len(like), generator=generator) < renewal).tolist()
-        noise = on_device(generator, like.device)
-        images = 2 * torch.rand(like.shape, dtype=like.dtype, device=like.device, generator=noise) - 1
-        stored = [row for row, place in enumerate(places) if place < len(self) and not renewed[row]]
-        copy_all([images[row] for row in stored], [self[places[row]] for row in stored])
+        renewed = (torch.rand(share.total, generator=generator) < renewal).tolist()
+        images = 2 * draw(torch.rand, like, on_device(generator, like.device), share) - 1
+        own = enumerate(places[share.offset : share.offset + share.size])
+        stored = [(row, place) for row, place in own if place < len(self) and not renewed[share.offset + row]]
+        copy_all([images[row] for row, _ in stored], [self[place] for _, place in stored])
         return images, places
 
-    def write(self, images: Tensor, places: Sequence[int]) -> None:
-        """Write images back to their places; of two with the same place, the later one stays."""
+    def write(self, images: Tensor, places: Sequence[int], world: World = ALONE) -> None:
+        """Write images of all ranks back to their places; of two with the same place, the later one stays."""
         most = torch.finfo(self.dtype).max
-        latest = dict(zip(places, images.detach().clamp(-most, most), strict=True))
+        images = world.gather(images.detach().clamp(-most, most))
+        latest = dict(zip(places, images, strict=True))
         for place, image in latest.items():
             name = f"from_{place - place % _SHELF}"
             if self._buffers[name] is None:

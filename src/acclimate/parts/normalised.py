@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+
+from ..checks import warn
 
 __all__ = ["IMAGENET", "Normalised", "check_normalisation"]
 
@@ -69,7 +70,7 @@ def check_normalisation(
     if mine == its or len(mine[0]) != len(its[0]) or text in _WARNED:  # other channels need other values
         return
     _WARNED.add(text)
-    warnings.warn(f"{text}: unless you intend this, use its own, or it will be less accurate", stacklevel=3)
+    warn(f"{text}: unless you intend this, use its own, or it will be less accurate")
 
 
 _WARNED: set[str] = set()

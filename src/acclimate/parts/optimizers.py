@@ -126,7 +126,7 @@ class Undo:
 
 @contextmanager
 def fresh(optimizer: Optimizer, rate: float = 1.0) -> Iterator[None]:
-    """Use an optimizer as if it were new inside the block, with its learning rates times `rate`."""
+    """Use an optimizer as if it were new inside the block, with its learning rates times `rate`; forget its state."""
     optimizer.state.clear()
     rates = [group["lr"] for group in optimizer.param_groups]
     try:
@@ -134,6 +134,7 @@ def fresh(optimizer: Optimizer, rate: float = 1.0) -> Iterator[None]:
             group["lr"] = lr * rate
         yield
     finally:
+        optimizer.state.clear()
         for group, lr in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = lr
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Generator
+from collections.abc import Callable
 
-__all__ = ["on_device"]
+import torch
+from torch import Generator, Tensor
+
+from .world import Share
+
+__all__ = ["draw", "on_device"]
 
 
 def on_device(generator: Generator, device: torch.device) -> Generator:
@@ -18,3 +22,14 @@ def on_device(generator: Generator, device: torch.device) -> Generator:
         return generator
     seed = int(torch.randint(1 << 62, (), generator=generator))
     return Generator(device).manual_seed(seed)
+
+
+def draw(sample: Callable[..., Tensor], like: Tensor, generator: Generator, share: Share | None = None) -> Tensor:
+    """Return random numbers such as those of `torch.rand`, shaped like a tensor.
+
+    If that is one rank's `share` of a batch, they are its rows of the numbers for the whole batch, so that the number
+    of ranks makes no difference.
+    """
+    share = share or Share(0, len(like), len(like))
+    numbers = sample((share.total, *like.shape[1:]), generator=generator, device=like.device, dtype=like.dtype)
+    return share.of(numbers)

@@ -16,9 +16,11 @@ from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from ..checks import warn
 from ..functional import entropy, moving_average, reliability, similarity, threshold
+from .world import ALONE, World
 
 __all__ = ["Choice", "Epsilon", "Everything", "NonRedundant", "Reliable", "Scaled", "Selector", "make_selector"]
 
@@ -36,7 +38,7 @@ class AcceptanceAlarm:
 
     def watch(self, keep: Tensor) -> None:
         """Add the mask of one batch."""
-        if self.raised:
+        if self.raised or not len(keep):
             return
         self._rates.append(keep.float().mean())
         if len(self._rates) < self.window:
@@ -61,6 +63,9 @@ class Selector(nn.Module, ABC):
     tensor([ True, False])
     """
 
+    world: World = ALONE
+    """The ranks that share a batch: `self.world.sum` adds up what they have."""
+
     @abstractmethod
     def forward(self, logits: Tensor) -> Tensor:
         """Return S(x) without a gradient: (B,) for (B, C) logits, (B, H, W) for (B, C, H, W)."""
@@ -70,11 +75,17 @@ class Selector(nn.Module, ABC):
         self.alarm = AcceptanceAlarm()
 
     def observe(self, logits: Tensor, keep: Tensor) -> None:
-        """Note which samples of a batch were kept: the state for the next batch. May be recorded as a CUDA graph."""
-        self.remember(logits, keep)
+        """Note which samples of a batch were kept: the state for the next batch. Most selectors have none.
 
-    def remember(self, logits: Tensor, keep: Tensor) -> None:
-        """Update the state for the next batch. Most selectors have none."""
+        May be recorded as a CUDA graph.
+        """
+
+    def shared_by(self, world: World) -> Self:
+        """Return this selector, whose state is over the batch of all ranks."""
+        for module in self.modules():
+            if isinstance(module, Selector):
+                module.world = world
+        return self
 
     def watch(self, keep: Tensor) -> None:
         """Warn if almost none or almost all samples have been kept for many batches."""
@@ -92,9 +103,9 @@ class _Product(Selector):
     def forward(self, logits: Tensor) -> Tensor:
         return torch.mul(self.first(logits), self.second(logits))
 
-    def remember(self, logits: Tensor, keep: Tensor) -> None:
-        self.first.remember(logits, keep)
-        self.second.remember(logits, keep)
+    def observe(self, logits: Tensor, keep: Tensor) -> None:
+        self.first.observe(logits, keep)
+        self.second.observe(logits, keep)
 
     def __repr__(self) -> str:
         return f"{self.first!r} * {self.second!r}"
@@ -202,16 +213,16 @@ class NonRedundant(Selector):
         epsilon = epsilon.at(z.shape[1]) if isinstance(epsilon, Scaled) else epsilon
         return (similarity(z, self._mean(z)) < epsilon).to(z.dtype)
 
-    def remember(self, logits: Tensor, keep: Tensor) -> None:
+    def observe(self, logits: Tensor, keep: Tensor) -> None:
         """Eq. (4)."""
         z = logits.detach()
-        self.mean = moving_average(self._mean(z), z, keep, self.momentum)
+        self.mean = moving_average(self._mean(z), z, keep, self.momentum, self.world.sum)
 
     def _mean(self, logits: Tensor) -> Tensor:
         return logits.new_zeros(logits.shape[1]) if self.mean is None else self.mean
 
     def __repr__(self) -> str:
-        return f"NonRedundant({self.epsilon!r})"
+        return f"NonRedundant({self.epsilon!r}{'' if self.momentum == 0.9 else f', momentum={self.momentum}'})"
 
 
 Choice: TypeAlias = Selector | Literal["everything", "reliable"] | None

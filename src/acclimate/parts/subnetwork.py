@@ -20,6 +20,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from .branches import Branch, Names, find_branches
+from .world import Share
 
 __all__ = ["Sample", "StochasticDepth", "SubNetworks", "subnetwork"]
 
@@ -70,6 +71,17 @@ class StochasticDepth:
         self.model = model
         self.branches = find_branches(model, branches, blocks)
         self._outputs = [_Outputs() for _ in self.branches]
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both have the same branches, perhaps in copies of one network."""
+        return isinstance(other, StochasticDepth) and self._names == other._names
+
+    def __hash__(self) -> int:
+        return hash(self._names)
+
+    @property
+    def _names(self) -> tuple[tuple[str, int, int, bool], ...]:
+        return tuple((branch.name, branch.block, len(branch.modules), branch.whole) for branch in self.branches)
 
     def rates(self, drop: float, schedule: Schedule = "linear") -> list[float]:
         """Return the drop rate of each branch; branches of one block share it."""
@@ -139,12 +151,13 @@ class SubNetworks:
         """Rates above zero; only these branches take part in a sample."""
         return [rate for rate in self.rates if rate]
 
-    def sample(self, x: Tensor, generator: Generator | None, count: int | None = None) -> Sample:
-        """Sample for a batch, on its device; rows after the first `count` are padding and keep all branches."""
+    def sample(self, x: Tensor, generator: Generator | None, share: Share | None = None) -> Sample:
+        """Sample for a batch, on its device; rows that are not in its share are padding and keep all branches."""
         if self.per == "batch":
             chance = torch.rand(len(self.droppable), generator=generator, device=_device(generator))
             return Sample(stays=tuple(c >= rate for c, rate in zip(chance.tolist(), self.droppable, strict=True)))
-        scales = self.scales(len(x) if count is None else count, generator)
+        share = share or Share(0, len(x), len(x))
+        scales = share.of(self.scales(share.total, generator))
         if len(scales) < len(x):
             scales = torch.cat([scales, scales.new_ones(len(x) - len(scales), len(self.droppable))])
         return Sample(scales.to(x.device, scale_type(x), non_blocking=True))
@@ -154,7 +167,8 @@ class SubNetworks:
         device = _device(generator)
         rates = torch.tensor(self.droppable, device=device, dtype=torch.float64).unsqueeze(1)
         chance = torch.rand(len(rates), count, generator=generator, device=device)
-        return ((chance >= rates) / (1 - rates)).T.contiguous()
+        scales = ((chance >= rates) / (1 - rates)).T
+        return scales.clone(memory_format=torch.contiguous_format)  # the same strides for one branch: no recompilation
 
     @contextmanager
     def attached(self, current: Callable[[], Sample]) -> Iterator[None]:
