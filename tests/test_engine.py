@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, TABLE
+from cases import A_TRAP, CASES, TABLE
 from networks import images, make, stream
 from torch import Tensor, nn
 
-from acclimate import EATA, ETA, SAR, Adapter, Engine, Reliable, Source, StochasticDepth, Tent
+from acclimate import EATA, ETA, ETAC, SAR, Adapter, Engine, Reliable, Source, StochasticDepth, Tent
 from acclimate.bench.own_networks import SmallViT
 from acclimate.engine import Pass
+from acclimate.parts.world import Share
 
 LR = 1e-3
 SHORT = {("tent", "bn"), ("eata", "ln"), ("sar", "gn"), ("eata-c", "seg"), ("cotta", "ln")}
@@ -154,6 +155,46 @@ def test_a_selective_backward_runs_on_the_kept_rows_alone() -> None:
     assert len(set(seen)) > 1
 
 
+def kept_and_gradients(adapter: Adapter, x: Tensor, keep: Tensor) -> list[Tensor]:
+    """Return the logits of the kept samples and the gradients of a loss on them."""
+    adapter.generator.manual_seed(0)
+    with adapter._aside(len(x)), adapter.learning():
+        kept = adapter.predict(x).kept(keep, adapter.subnetworks() if isinstance(adapter, ETAC) else None)
+        return [kept.logits[: int(keep.sum())].detach(), *adapter.gradients(kept.mean(kept.logits.square().sum(1)))]
+
+
+@pytest.mark.usefixtures("without_code")
+@pytest.mark.parametrize("method", [ETA, partial(ETAC, blocks="blocks.*", drop=0.5)])
+def test_one_program_serves_any_number_of_kept_samples_on_batch_statistics(method: Any) -> None:
+    ours, theirs = (method(make("bn").double(), strategy="replay-subset", engine=e) for e in (COMPILED, "eager"))
+    x = images(6, 3).double()
+    for count in range(1, 7):
+        keep = torch.zeros(6, dtype=torch.bool)
+        keep[torch.randperm(6, generator=torch.Generator().manual_seed(count))[:count]] = True
+        found = [kept_and_gradients(adapter, x, keep) for adapter in (ours, theirs)]
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b, rtol=RTOL, atol=1e-11)
+    assert (ours.runner.compiler.compiled_passes, ours.runner.compiler.eager_passes) == (2, 0)
+
+
+@pytest.mark.slow
+def test_a_padded_batch_compiled_by_inductor_is_the_exact_one() -> None:
+    """Every number of samples, padded to an even number of rows."""
+    ours, theirs = (ETA(make("bn").double(), strategy="replay-subset", engine=e) for e in (COMPILED, "eager"))
+    x = images(16, 3).double()
+    for count in range(1, 17):
+        found = []
+        for adapter, rows in ((ours, max(2, count + count % 2)), (theirs, count)):
+            number = torch.tensor(count) if adapter is ours else None
+            with adapter._aside(rows), adapter.learning():
+                logits = adapter._run(Pass("batch", count=number), x[:rows], varying=True).logits[:count]
+                found.append([logits.detach(), *adapter.gradients(logits.square().mean())])
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b, rtol=RTOL, atol=1e-11)
+    assert (ours.runner.compiler.compiled_passes, ours.runner.compiler.eager_passes) == (1, 0)
+
+
+@A_TRAP
 @pytest.mark.usefixtures("without_code")
 @pytest.mark.parametrize("family", ["bn", "seg"])
 def test_detached_statistics_make_rows_independent(family: str) -> None:
@@ -172,7 +213,7 @@ def test_detached_statistics_make_rows_independent(family: str) -> None:
 
 @pytest.mark.usefixtures("without_code")
 def test_sparse_with_batch_statistics_is_dense_and_warns() -> None:
-    with pytest.warns(UserWarning, match="detach_statistics=True"):
+    with pytest.warns(UserWarning, match="replay-subset"):
         ours = ETA(make("bn").double(), strategy="sparse", lr=LR)
     agree(ours, ETA(make("bn").double(), lr=LR), batches())
 
@@ -252,8 +293,9 @@ def test_a_wrong_gradient_is_found_at_start_up(monkeypatch: pytest.MonkeyPatch) 
     first = selective.rows_first
     monkeypatch.setattr(selective, "rows_first", lambda mask, count: first(~mask, count))
     ours = ETA(make("gn").double(), strategy="sparse", lr=LR)
-    with pytest.warns(UserWarning, match="gradients of a selective backward differ"):
+    with pytest.warns(UserWarning, match="gradients of a selective backward differ") as warned:
         agree(ours, ETA(make("gn").double(), lr=LR), batches())
+    assert warned[0].filename == __file__, "the line of the caller"
     assert ours.runner.compiler.selective_passes == 0
 
 
@@ -269,16 +311,45 @@ def test_a_poisoned_first_batch_is_refused_and_the_next_one_is_compiled() -> Non
 # Choices ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("trap", [{"strategy": "replay"}, {"detach_statistics": True}])
+def test_traps_on_batch_statistics_warn_once_when_the_adapter_is_built(trap: dict[str, Any]) -> None:
+    for method, sound in ((ETA, "masked"), (partial(ETAC, blocks="blocks.*"), "replay-subset")):
+        with pytest.warns(UserWarning, match=sound) as caught:
+            adapter = method(make("bn"), **trap)
+        assert len(caught) == 1
+        adapter.double()(stream(1)[0].double())  # a second warning would be an error
+        for family, more in (("ln", {}), ("bn", {"statistics": "source"})):
+            method(make(family), **trap, **more)(stream(1)[0])
+    Source(make("bn"))
+
+
 def test_auto_chooses_for_the_network_and_the_method() -> None:
     assert EATA(make("ln"), beta=0, engine="auto").strategy == "sparse"
     assert EATA(make("bn"), beta=0, engine="auto").strategy == "masked"
-    assert EATA(make("bn"), beta=0, engine="auto", detach_statistics=True).strategy == "sparse"
     assert EATA(make("ln"), beta=0, engine="auto", strategy="replay").strategy == "replay"
     assert Tent(make("ln"), engine="auto").strategy == "masked"
     assert SAR(make("gn"), engine="auto").strategy == "sparse"
     assert Tent(make("bn"), engine="auto").engine == Engine("fp32", channels_last=True, compiled=True)
     assert Tent(make("ln"), engine="auto", precision="bf16").engine.precision == "bf16"
     assert Tent(make("ln")).engine == Engine()
+
+
+def test_fastest_chooses_a_sound_strategy_and_only_when_asked() -> None:
+    def chosen(method: Any, family: str, **options: Any) -> str:
+        adapter = method(make(family), strategy="fastest", **options)
+        assert f"strategy='{adapter.strategy}'" in repr(adapter)
+        adapter.double()  # chooses again
+        assert f"strategy='{adapter.strategy}'" in repr(adapter)
+        return adapter.strategy
+
+    for engine in ("eager", "auto"):
+        assert chosen(ETA, "bn", engine=engine) == "replay-subset"
+        assert chosen(partial(ETAC, blocks="blocks.*"), "bn", engine=engine) == "replay-subset"
+        assert chosen(SAR, "bn", engine=engine) == "masked"
+        assert chosen(Tent, "bn", engine=engine) == "masked"
+        assert chosen(ETA, "ln", engine=engine) == ("sparse" if engine == "auto" else "masked")
+        assert chosen(ETA, "bn", engine=engine, statistics="source") == chosen(ETA, "ln", engine=engine)
+        assert ETA(make("bn"), engine=engine).strategy == "masked"
 
 
 @pytest.mark.parametrize(
@@ -355,6 +426,9 @@ def test_tf32_is_asked_for_inside_a_step_alone() -> None:
     before = torch.backends.cuda.matmul.fp32_precision
     Tent(Looks(), precision="tf32", lr=LR)(stream()[0])
     assert seen == ["tf32"]
+    ETAC(Looks(), precision="tf32", blocks="net.blocks.*").opinions(stream()[0])
+    assert {*seen} == {"tf32"}
+    assert len(seen) == 3
     assert torch.backends.cuda.matmul.fp32_precision == before
 
 
@@ -483,7 +557,7 @@ def test_a_torch_that_the_engine_does_not_know_runs_eagerly_with_one_warning(mon
 def test_equal_passes_share_code_and_others_do_not() -> None:
     depth = StochasticDepth(make("bn"), blocks="blocks.*")
     some, same, more = (depth.subnetworks(drop) for drop in (0.2, 0.2, 0.4))
-    assert Pass("batch", some) == Pass("batch", same, parameters={"a": torch.ones(2)}, count=3)
+    assert Pass("batch", some) == Pass("batch", same, parameters={"a": torch.ones(2)}, share=Share(0, 3, 3))
     assert hash(Pass("batch", some)) == hash(Pass("batch", same))
     different = [Pass("batch"), Pass("source"), Pass("detached"), Pass(0.5), Pass(0.25), Pass("batch", some)]
     different += [Pass("batch", more), Pass("batch", depth.subnetworks(0.2, schedule="uniform"))]
@@ -527,6 +601,23 @@ def test_recorded_functions_do_what_eager_ones_do(name: str, family: str, compil
     agree(ours, theirs, xs[:4], rtol)
     assert ours.recorder.functions > 0
     assert not ours.recorder.off
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("method", [ETA, partial(ETAC, blocks="blocks.*", drop=0.5)])
+def test_few_recorded_steps_serve_every_number_on_batch_statistics(method: Any, compiled: bool) -> None:
+    xs = [x.double().cuda() for x in stream(40, size=64)]
+    options = {"strategy": "replay-subset", "select": Reliable(0.7), "lr": LR}
+    ours, theirs = (
+        method(make("bn").double().cuda(), engine=engine, **options)
+        for engine in (Engine(compiled=compiled, graphs=True), "eager")
+    )
+    agree(ours, theirs, xs)
+    (step,) = ours.recorder.cache._entries.values()
+    assert not ours.recorder.off
+    assert 0 < len(step.seconds) <= 16
+    assert all(rows % 4 == 0 for rows in step.seconds)
 
 
 @pytest.mark.gpu

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from cases import A_TRAP
 from networks import images, make, stream
 from torch import Tensor, nn
 
-from acclimate import EATAC, ETA, ETAC, Adapter, Everything, NonRedundant, Reliable, Tent
+from acclimate import EATAC, ETA, ETAC, Adapter, Engine, Everything, NonRedundant, Reliable, Tent
 from acclimate.engine.capture import CaptureCache, NotRecordableError
 from acclimate.engine.recorder import CapturedFunction, RecordedStep
 
 LR = 1e-2
+pytestmark = A_TRAP
 BLOCKS = {"blocks": "blocks.*"}
 
 
@@ -105,6 +108,24 @@ def test_the_rest_of_a_step_runs_live_where_samples_are_counted(build: Callable[
     mine, other = state(ours), state(theirs)
     for name in mine:
         torch.testing.assert_close(mine[name], other[name])
+
+
+@pytest.mark.parametrize("method", [ETA, partial(ETAC, drop=0.5, **BLOCKS)])
+@pytest.mark.parametrize("seed", range(3))
+def test_kept_samples_on_batch_statistics_are_padded_to_sixteenths(method: Callable[..., Adapter], seed: int) -> None:
+    """The padding does not count: the step is the one that runs exactly the kept samples."""
+    options = {"lr": LR, "strategy": "replay-subset", "select": Reliable(0.6)}
+    ours, theirs = (method(make("bn").double(), **options) for _ in range(2))
+    x = images(64, seed).double()
+    step = recorded(ours, x, StandIn())
+    ours.runner.engine = Engine(graphs=True)  # what a CPU refuses to be asked for
+    for warm_up in stream(2, size=64):
+        theirs(warm_up.double())
+    torch.testing.assert_close(call(ours, step, x), theirs(x))
+    assert step.first.kept == int(theirs.last.kept.sum())
+    assert step.first.rows == -(-step.first.kept // 4) * 4
+    for p, q in zip(ours.adapted, theirs.adapted, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-10, atol=1e-12)
 
 
 def test_a_step_that_counts_nothing_is_one_capture_and_changes_nothing_while_it_is_recorded() -> None:
@@ -317,6 +338,10 @@ def test_a_selector_may_observe_as_it_likes() -> None:
         adapter(stream()[0])
         assert adapter.select.mean is not None
     assert len(seen) == 2
+    adapter = ETA(make("ln"), select=Reliable(0.9) * Counts())
+    adapter(stream()[0])
+    assert len(seen) == 3, "a factor of a product observes, too"
+    assert adapter.select.second.mean is not None
 
 
 def test_modules_of_the_network_are_no_state_of_the_method() -> None:

@@ -13,6 +13,7 @@ step with `update`:
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import torch
@@ -35,23 +37,41 @@ from ..checks import (
     no_such,
     refuse_half_precision,
     refuse_nan_weights,
+    refuse_non_finite,
     refuse_not_a_number,
     refuse_probabilities,
     warn,
 )
-from ..engine import Engine, Execution, Live, Output, Pass, Precision, Recorder, Runner, choose
-from ..parts.batchnorm import Mode
+from ..engine import (
+    Engine,
+    Execution,
+    Live,
+    Output,
+    Pass,
+    Precision,
+    Recorder,
+    Runner,
+    choose,
+    has_fast_bfloat16,
+    without_recording,
+)
+from ..parts.batchnorm import Mode, check_statistics
 from ..parts.optimizers import can_wait, refuse_closure, start_momentum
 from ..parts.parameters import Parameters, adapted_parameters
+from ..parts.ranks import Ranks, SharedBy, world_of
 from ..parts.sharing import Sharing, changed_by, claim, exclusive, release
-from .learning import finite, forgotten, gradients_on, optimizer_step
+from ..parts.world import Share, World
+from . import ahead
+from .learning import finite, gradients_on, optimizer_step, restored_afterwards
+from .notices import Notices
 from .options import NETWORKS, Defaults, MakeOptimizer, Presets, override
-from .prediction import STRATEGIES, Prediction, Strategy
+from .prediction import STRATEGIES, Asked, Prediction
 from .settings_file import is_settings_file, read_settings
 from .signature import call_text, refuse_wrong_type
 from .snapshot import Snapshot
 from .state import State
 from .step import Passes, Step
+from .strategy import choose_strategy
 
 __all__ = ["Adapter", "Statistics"]
 
@@ -70,6 +90,17 @@ class Adapter(nn.Module, ABC):
     The network stays as it was found. After a call only the values of the adapted parameters differ, and `reset()`
     restores them; no module is replaced, no hook remains, BatchNorm keeps its source statistics.
 
+    >>> import acclimate, torch
+    >>> class Mine(acclimate.Adapter):
+    ...     def adapt(self, x):
+    ...         batch = self.predict(x)
+    ...         self.update(entropy=acclimate.functional.entropy(batch.rows()).mean())
+    ...         return batch.logits
+    >>> model = Mine(torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 3)), lr=0.1)
+    >>> model(torch.rand(8, 4)).shape, model.last.updated
+    (torch.Size([8, 3]), True)
+    >>> model.reset()
+
     Args:
         model: any module that takes a batch and returns logits (B, C) or (B, C, H, W), or has them in `.logits`.
         lr: learning rate of SGD with momentum 0.9, the paper's optimizer.
@@ -78,14 +109,19 @@ class Adapter(nn.Module, ABC):
             is the method's own choice.
         statistics: what BatchNorm normalises with: the statistics of the `"batch"`, or those of the `"source"` domain.
         detach_statistics: stop gradients through the batch's statistics, so that samples do not depend on each other in
-            the backward pass.
-        strategy: how the gradient of the kept samples is computed (see `acclimate.core.prediction`).
+            the backward pass. On networks with BatchNorm this is a trap, and warns: it is less accurate and forgets
+            (see docs/engine.md).
+        strategy: how the gradient of the kept samples is computed (see `acclimate.core.prediction`). `"fastest"` is the
+            fastest sound one for method, network and engine; numbers may differ from the default's, and
+            `adapter.strategy` says which it is.
         engine: how passes run: `"eager"`; `"recorded"`, as CUDA graphs, for small networks on a GPU; `"auto"`, as fast
             as the machine allows, after compilation at the first batch; or an `acclimate.Engine`.
         precision: `"fp32"`, `"tf32"` or `"bf16"`, instead of the engine's choice.
         classes: adapt and predict over these classes only (ImageNet-R); logits then have that many columns.
         seed: the seed of the adapter's generator, which is part of its state.
         max_step: the Euclidean length that one update of all adapted parameters has at most; longer ones are shortened.
+        ranks: `"all"` shares each batch among the processes of torch.distributed: every one calls the adapter with its
+            part, and all have the same parameters afterwards (see docs/parallel.md).
     """
 
     defaults: ClassVar[Defaults] = Defaults()
@@ -99,6 +135,9 @@ class Adapter(nn.Module, ABC):
     """Classifiers have logits (B, C), segmenters (B, C, H, W)."""
     selective: ClassVar[bool] = False
     """Whether the method learns from some of the samples: a compiled engine then uses the strategy `"sparse"`."""
+    subset: ClassVar[bool] = False
+    """Whether it is known to learn as well where BatchNorm normalises the kept samples with their own statistics:
+    `strategy="fastest"` then is `"replay-subset"`."""
     episodic: ClassVar[bool] = False
     """Whether parameters and optimizer are the same after a call as before."""
     without: ClassVar[tuple[str, ...]] = ()
@@ -121,12 +160,13 @@ class Adapter(nn.Module, ABC):
         parameters: Parameters | None = None,
         statistics: Literal["batch", "source"] = "batch",
         detach_statistics: bool = False,
-        strategy: Strategy | None = None,
+        strategy: Asked | None = None,
         engine: Engine | Literal["eager", "recorded", "auto"] = "eager",
         precision: Precision | None = None,
         classes: Sequence[int] | None = None,
         seed: int = 0,
         max_step: float | None = None,
+        ranks: SharedBy = None,
     ) -> None:
         super().__init__()
         name = type(self).__name__
@@ -137,35 +177,30 @@ class Adapter(nn.Module, ABC):
         refuse_wrong_type(type(self), "lr", lr)
         if lr is not None and optimizer is not None:
             raise ValueError(f"{name}: give lr= or optimizer=, not both")
-        if statistics not in ("batch", "source"):
-            raise ValueError(f'{name}: statistics={statistics!r}; expected "batch" or "source"')
-        if strategy is not None and strategy not in STRATEGIES:
-            raise ValueError(f"{name}: strategy={strategy!r}; expected one of {', '.join(STRATEGIES)}")
+        refuse_wrong_type(type(self), "strategy", strategy)
         if optimizer is not None and not callable(optimizer):
             raise TypeError(f"{name}: optimizer= must be a function of the parameters, such as partial(SGD, lr=1e-3)")
         if any(isinstance(module, Adapter) for module in model.modules()):
             raise ValueError(f"{name}: the model is or contains an adapter; wrap the network itself")
 
         self.model = model
-        if max_step is not None and not max_step > 0:
-            raise ValueError(f"{name}: max_step={max_step} is not positive; None sets no limit")
         self.statistics, self.detach_statistics, self.seed, self.max_step = (
             statistics,
             detach_statistics,
             seed,
             max_step,
         )
+        self.ranks = ranks
         self._which = self.defaults.parameters if parameters is None else parameters
         Sharing(model).run(partial(self._build, lr, optimizer, engine, precision, strategy, classes))
         self.step = Step(0)
         """The record of the current batch, which `predict`, `kept` and `update` fill."""
         self._last: Step | None = None
         self._claimed = False  # whether the network is noted as changed by this adapter
-        self._changes_seen = self.runner.sharing.changes
-        self._warned_of_drops = False
+        self.notices = Notices(self.runner.sharing.changes)
+        self._compared = False  # whether all ranks are known to have the same state
         self._statistics: Statistics | None = None  # of a prediction that learns nothing
         self._trusted = False  # true once a batch has shown that the model returns logits
-        self._warned_of_one = False
 
     def _build(
         self,
@@ -173,7 +208,7 @@ class Adapter(nn.Module, ABC):
         optimizer: MakeOptimizer | None,
         engine: Engine | Literal["eager", "recorded", "auto"],
         precision: Precision | None,
-        strategy: Strategy | None,
+        strategy: Asked | None,
         classes: Sequence[int] | None,
     ) -> None:
         """Build what depends on the network as it is now."""
@@ -188,10 +223,15 @@ class Adapter(nn.Module, ABC):
             )
         self.names, self.adapted = tuple(named), tuple(named.values())
         self._asked = engine, precision, strategy
-        self.runner = Runner(model, named, choose(engine, precision, model, self.device))
+        self.runner = self._new_runner(named)
+        if self.device.type == "cpu" and self.runner.asked.precision == "bf16" and not has_fast_bfloat16():
+            warn(
+                "this processor has no bfloat16 instructions (AVX-512 BF16 or AMX), so that bfloat16 is slower than "
+                'single precision: use precision="fp32"'
+            )
         self.recorder = Recorder(self)
         self.execution: Execution = Live()
-        self.strategy = self._choose_strategy(strategy)
+        self.strategy = choose_strategy(self, strategy)
         self.passes = Passes().to(self.device)
         self.generator = Generator().manual_seed(self.seed)
         """The generator is on the CPU, so that random numbers are the same on every device."""
@@ -217,18 +257,44 @@ class Adapter(nn.Module, ABC):
         if self.frozen:
             return self.predict_only(x)
         self.recorder.settle()
-        x = check_images(x, self.device)
+        x, share = self.admit(x)
         self._claim()
-        self._notice_others()
-        with self._aside(len(x), self.adapted if self.episodic else ()), self.learning(), self.runner.tf32():
+        self.notices.others(type(self).__name__, self.runner.sharing.changes, self._unrestored())
+        self.runner.change_over(lambda: ahead.compile_copy(self, x))
+        with self._aside(share, self.adapted if self.episodic else ()), self.learning(), self.runner.tf32():
             logits = self.adapt(x.clone() if x.is_inference() else x.detach())
             step = self.step
         step.finish(logits)
-        self.passes.add(step)
+        step.engine = self.recorder.ran
+        self.passes.add(step, self.world)
         self.watch(step)
-        self._watch_drops()
+        self.notices.dropped(self.passes)
         self._last = step
         return logits.detach()
+
+    @exclusive
+    @torch.inference_mode(False)
+    def warm_up(self, batch: Tensor | Sequence[int]) -> None:
+        """Compile, and record, the steps of batches like this one, or of this shape, ahead of time; nothing changes.
+
+        Give images where random numbers in [0, 1] will not do. Code that a method needs only for some batches may still
+        be compiled later.
+        """
+        ahead.warm_up(self, batch)
+
+    @exclusive
+    def save_compiled(self, path: str | Path) -> None:
+        """Write what this process has compiled to a file, for networks and machines of the same kind."""
+        ahead.save_compiled(self, path)
+
+    @exclusive
+    def load_compiled(self, path: str | Path) -> bool:
+        """Use code that `save_compiled` or `acclimate warm-up` has written; return whether it fits.
+
+        A file that is missing, damaged, or for another version, device or network is ignored, with a warning that says
+        why. The file is code: load only one that you trust.
+        """
+        return ahead.load_compiled(self, path)
 
     def predict_only(self, x: Tensor, *, statistics: Statistics | None = None) -> Tensor:
         """Return the logits of x as the method would predict them now. Nothing is learned, counted or changed.
@@ -238,6 +304,7 @@ class Adapter(nn.Module, ABC):
         """
         return self._look(x, statistics, self.answer)
 
+    @exclusive
     def predict_source(self, x: Tensor, *, statistics: Statistics | None = "source") -> Tensor:
         """Return the logits that the network had before any adaptation.
 
@@ -260,12 +327,17 @@ class Adapter(nn.Module, ABC):
     @torch.inference_mode(False)
     @torch.no_grad()
     def _look(self, x: Tensor, statistics: Statistics | None, predict: Callable[[Tensor], Result]) -> Result:
-        """Call a function of a batch that learns nothing, with other statistics than the method's if they are given."""
-        x = check_images(x, self.device)
-        with self._aside(len(x)), self.runner.tf32():
+        """Call a function of a batch that learns nothing, with the given statistics instead of the method's."""
+        if statistics is not None:
+            statistics = check_statistics(statistics)
+        x, share = self.admit(x)
+        with self._aside(share), self.runner.tf32():
             try:
+                x = x.clone() if x.is_inference() else x
+                if not isinstance(statistics, (str, float, NoneType)) and not self.runner.normalisation.calls:
+                    self._run(Pass("recorded"), x)  # shows how often each layer is called
                 self._statistics = statistics
-                return predict(x.clone() if x.is_inference() else x)
+                return predict(x)
             finally:
                 self._statistics = None
 
@@ -274,16 +346,17 @@ class Adapter(nn.Module, ABC):
         """Build with the paper's hyper-parameters for `"resnet50"`, `"vit-base"` or `"segformer-b5"`.
 
         `"cifar-resnet"` and `"cifar-vit"` are for small networks with about ten classes. A file that `acclimate tune`
-        has written, `"settings.json"`, has those for your network. `arguments` override them.
+        has written, `"settings.json"`, has those for your network. `arguments` override them. A method without any
+        presets is built with its own defaults.
         """
         if is_settings_file(network):
             network, chosen = read_settings(network, cls.__name__)
             arguments = {**chosen, **arguments}
         if network not in NETWORKS:
             raise ValueError(no_such("preset", network, NETWORKS))
-        if network not in cls.presets:
+        if cls.presets and network not in cls.presets:
             raise ValueError(f"no preset of {cls.__name__} for {network}: use {cls.__name__}(model), its own defaults")
-        return cls(model, **override(cls.presets[network], arguments))
+        return cls(model, **override(cls.presets.get(network, {}), arguments))
 
     @property
     def last(self) -> Step:
@@ -308,11 +381,14 @@ class Adapter(nn.Module, ABC):
         self._claim()
         self.settle(discard=True)
         self.state.restore(snapshot)
+        self._compared = False
 
     @exclusive
     def reset(self) -> None:
         """Restore the source: parameters, optimizer, the method's state, counters and generator."""
+        compared = self._compared
         self.restore(self.state.source())
+        self._compared = compared  # all ranks have the same source
         release(self.adapted)
         self._claimed = False
         self.runner.sharing.note_change()
@@ -321,9 +397,14 @@ class Adapter(nn.Module, ABC):
     def save(self, path: str | Path, snapshot: Snapshot | None = None) -> None:
         """Write what has changed, not the network, to one safetensors file, completely or not at all.
 
-        A `snapshot` is written instead of the current state.
+        The path may be an address in storage, such as `s3://bucket/state.safetensors`. A `snapshot` is written instead
+        of the current state. Of several ranks the first writes, if all have learned the same, and the others wait.
         """
-        self.state.save(path, snapshot or self.snapshot(), call_text(self, Adapter, engine=False))
+        if self.world.size > 1:
+            self.world.same("state", self.state.digest())
+        with self.world.together():
+            if self.world.rank == 0:
+                self.state.save(path, snapshot or self.snapshot(), call_text(self, Adapter, engine=False))
 
     @exclusive
     def read(self, path: str | Path) -> Snapshot:
@@ -354,6 +435,11 @@ class Adapter(nn.Module, ABC):
         return torch.device("cpu") if tensor is None else tensor.device
 
     @property
+    def world(self) -> World:
+        """The ranks that share each batch. `world.mean` and the like are over the batch of all of them."""
+        return self.runner.world
+
+    @property
     def sharing(self) -> AbstractContextManager[None]:
         """A context in which no other thread runs the network."""
         return self.runner.sharing.held()
@@ -364,9 +450,16 @@ class Adapter(nn.Module, ABC):
         return self.runner.engine
 
     @engine.setter
-    def engine(self, engine: Engine) -> None:
-        self.runner.engine = engine
+    def engine(self, engine: Engine | Literal["eager", "recorded", "auto"]) -> None:
+        _, precision, strategy = asked = self._asked
+        self._asked = engine, None if isinstance(engine, Engine) else precision, strategy
+        try:
+            self.runner.engine = self._choose_engine(self.world)
+        except ValueError:
+            self._asked = asked
+            raise
 
+    @exclusive
     def fingerprint(self) -> str:
         """Return a hash of the network as it was before any adaptation."""
         return self.state.fingerprint()
@@ -378,7 +471,7 @@ class Adapter(nn.Module, ABC):
         """Return the logits of x, and learn from x. Gradients are on, for the adapted parameters only."""
 
     def answer(self, x: Tensor) -> Tensor:
-        """Return what the method predicts for x without learning; overridden where others than θ predict."""
+        """Return what the method predicts for x without learning; override it where other parameters than θ predict."""
         return self.correct(self.infer(x))
 
     def correct(self, logits: Tensor) -> Tensor:
@@ -408,7 +501,7 @@ class Adapter(nn.Module, ABC):
     def logits(self, x: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """Run one pass of the full network, perhaps with other parameters."""
         self.step.count(forwards=len(x))
-        return self._run(self._pass(len(x), parameters or {}), x).logits
+        return self._run(self._pass(self.step.overall(len(x)), parameters or {}), x).logits
 
     def _pass(self, size: int, parameters: Mapping[str, Tensor]) -> Pass:
         given = self._statistics
@@ -460,11 +553,26 @@ class Adapter(nn.Module, ABC):
         if of is not None:
             with self._backward_context():
                 return list(torch.autograd.grad(loss, of, retain_graph=retain))
-        return self.execution.gradients(loss, self.adapted, self._backward_context(), retain=retain)
+        own = self.execution.gradients(loss, self.adapted, self._backward_context(), retain=retain)
+        return self.world.average(own)
 
-    def episode(self) -> AbstractContextManager[None]:
-        """Restore the parameters and clear the optimizer at the end: nothing learned inside remains."""
-        return forgotten(self.adapted, self.optimizer)
+    @contextmanager
+    def episode(self) -> Iterator[None]:
+        """Restore the parameters and clear the optimizer at the end: nothing learned inside remains.
+
+        Each rank has episodes of its own.
+        """
+        with self.apart(), restored_afterwards(self.adapted, self.optimizer):
+            yield
+
+    def apart(self) -> AbstractContextManager[None]:
+        """Let each rank run and learn on its own inside; they may do so in different numbers."""
+        return self.runner.apart()
+
+    def refuse_non_finite(self, x: Tensor, logits: Tensor | None = None, *, unit_range: bool = False) -> None:
+        """Reject a batch with NaN or infinity in images or logits, or with images outside [0, 1] if `unit_range`."""
+        with self.world.together():
+            refuse_non_finite(x, logits, unit_range=unit_range)
 
     def captured(
         self, function: Callable[..., Any], *inputs: Tensor, generator: Generator | None = None, reads: Any = ()
@@ -490,12 +598,27 @@ class Adapter(nn.Module, ABC):
             return "source"
         return "detached" if self.detach_statistics else "batch"
 
+    def admit(self, x: Tensor) -> tuple[Tensor, Share]:
+        """Check the images, and return which part of the batch of all ranks they are. Ranks must have the same state.
+
+        Where one rank's images are refused, all ranks raise.
+        """
+        checked, share = self.world.admit(lambda: check_images(x, self.device, may_be_empty=self.world.size > 1))
+        if self.world.size > 1 and not self._compared:
+            self.world.same("adapter", re.sub(" at 0x[0-9a-f]+", "", repr(self)))
+            self.world.same("network", self.state.fingerprint())
+            self.world.same("state", self.state.digest())
+            self._compared = True
+        return checked, share
+
     # Inside -----------------------------------------------------------------------------------------------------------
 
     def _run(self, pass_: Pass, x: Tensor, *, varying: bool = False) -> Output:
         """Run a pass without counting it; return its logits over the chosen classes."""
+        if not len(x):
+            return self._run_none(pass_, x)
         if pass_.subnetworks is not None:
-            pass_ = replace(pass_, sample=self.execution.sample(pass_.subnetworks, x, self.generator, pass_.count))
+            pass_ = replace(pass_, sample=self.execution.sample(pass_.subnetworks, x, self.generator, pass_.share))
         if torch.is_grad_enabled():
             self.step.graph = pass_, len(x)
         output = self.runner(pass_, x, varying=varying, sparse=self.strategy == "sparse")
@@ -506,11 +629,32 @@ class Adapter(nn.Module, ABC):
             raise ValueError(f"classes= names class {last}; the model has {logits.shape[1]} classes")
         return output._replace(logits=logits.index_select(1, self.classes))
 
+    def _run_none(self, pass_: Pass, x: Tensor) -> Output:
+        """Run a pass of a rank without rows: one row of padding, so that it takes part in the messages of the others.
+
+        Its values are not constant: some networks divide by an image's deviation.
+        """
+        share = pass_.share or Share(0, 0, 0)
+        row = torch.linspace(0, 1, math.prod(x.shape[1:]), dtype=x.dtype, device=x.device)
+        padded = torch.cat([x, row.view(1, *x.shape[1:])])  # x may have a gradient
+        output = self._run(replace(pass_, share=share), padded)
+        return output._replace(logits=output.logits[:0])
+
     @exclusive
-    def eagerly(self, call: Callable[[], Tensor]) -> Tensor:
+    def eagerly(self, call: Callable[[], Result]) -> Result:
         """Call a function whose passes run eagerly in the network's own precision, with gradients on."""
         with self._aside(0), self.learning(), self.runner.eager():
             return call()
+
+    def _new_runner(self, named: Mapping[str, Parameter], *, moved: bool = False) -> Runner:
+        """Return what runs the passes on this device, for the engine that was asked for."""
+        world = world_of(self.ranks)
+        return Runner(self.model, named, self._choose_engine(world, moved=moved), world)
+
+    def _choose_engine(self, world: World, *, moved: bool = False) -> Engine:
+        engine, precision, _ = self._asked
+        chosen = choose(engine, precision, self.model, self.device, moved=moved)
+        return without_recording(type(self).__name__, engine, chosen) if isinstance(world, Ranks) else chosen
 
     def _claim(self) -> None:
         """Check the network before it changes, and note who changes it."""
@@ -521,38 +665,21 @@ class Adapter(nn.Module, ABC):
             self._claimed = True
             self.runner.sharing.note_change()
 
-    def _notice_others(self) -> None:
-        """Warn if another adapter has changed parameters that this one does not restore."""
-        if self._changes_seen != self.runner.sharing.changes:
-            self._changes_seen = self.runner.sharing.changes
-            own = set(map(id, self.state.parameters.values()))
-            if other := changed_by(p for p in self.model.parameters() if id(p) not in own):
-                warn(
-                    f"{other} has changed this network, so {type(self).__name__} predicts with what it has learned. "
-                    "Call reset() of the other adapter first, or give each a copy of the network"
-                )
-
-    def _watch_drops(self) -> None:
-        """Warn once about dropped steps."""
-        if self._warned_of_drops or not self.passes.known_drops():
-            return
-        self._warned_of_drops = True
-        warn(
-            "the step of a batch was dropped: its gradient was NaN, infinite or too large, or a parameter would have "
-            "become so. The batch was predicted; `passes.dropped` counts such steps. Does the network divide by zero, "
-            "or take a root of it?"
-        )
+    def _unrestored(self) -> Iterator[Parameter]:
+        """Yield the parameters that `reset` does not restore."""
+        own = set(map(id, self.state.parameters.values()))
+        yield from (p for p in self.model.parameters() if id(p) not in own)
 
     @contextmanager
-    def _aside(self, size: int, values: Sequence[Parameter] = ()) -> Iterator[None]:
-        """Run passes inside with a record of their own.
+    def _aside(self, rows: int | Share, values: Sequence[Parameter] = ()) -> Iterator[None]:
+        """Run passes inside with a record of their own, for this many rows or this share of a batch.
 
         If they raise, the network's flags and hooks, the generator, and these parameters are as they were.
         """
         step = self.step
         with self.runner.intact(self.generator, values):
             try:
-                self.step = Step(size)
+                self.step = Step(rows) if isinstance(rows, int) else Step(rows.size, share=rows)
                 yield
             finally:
                 self.step = step
@@ -562,20 +689,8 @@ class Adapter(nn.Module, ABC):
         if self.step.graph is None:
             return nullcontext()
         pass_, size = self.step.graph
+        self.runner.normalisation.counted = pass_.counted
         return pass_.entered(self.runner.normalisation, size, pass_.given)
-
-    def _choose_strategy(self, asked: Strategy | None) -> Strategy:
-        """Return the strategy that was asked for, or the one that suits method, network and engine."""
-        apart = not self.coupled or self.detach_statistics
-        if asked == "sparse":
-            self.engine = replace(self.engine, compiled=True)
-            if not apart:
-                warn(
-                    'strategy="sparse" runs the full backward: batch statistics of BatchNorm make samples depend on '
-                    "each other. detach_statistics=True removes the dependence"
-                )
-        sparse = self.selective and self.engine.compiled and apart
-        return asked or ("sparse" if sparse else self.defaults.strategy)
 
     @exclusive
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -591,14 +706,11 @@ class Adapter(nn.Module, ABC):
             refuse_half_precision(type(self).__name__, [fn(torch.zeros(())).dtype])
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.state.move(fn)
-        engine, precision, strategy = self._asked
-        self.runner = Runner(
-            self.model, self.runner.adapted, choose(engine, precision, self.model, self.device, moved=True)
-        )
+        self.runner = self._new_runner(self.runner.adapted, moved=True)
         self.recorder = Recorder(self)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the warning was given when the adapter was built
-            self.strategy = self._choose_strategy(strategy)
+            self.strategy = choose_strategy(self, self._asked[2])
         return self
 
     def _check(self, x: Tensor, logits: Tensor) -> None:
@@ -608,24 +720,24 @@ class Adapter(nn.Module, ABC):
                 f"{type(self).__name__} is for {self.task}, and this model is for {found}: its logits have shape "
                 f"{tuple(logits.shape)}. Tent, CoTTA, EATA and EATA-C support both"
             )
-        if not self.execution.check(x, logits, unit_range=self.unit_range and logits.dim() == 2):
-            return
-        if not self._trusted:
-            refuse_probabilities(logits)
-            self._trusted = True
-        alone = len(x) == 1 and self.coupled and logits.dim() == 2 and self._statistics is None
-        if alone and not self._warned_of_one:
-            self._warned_of_one = True
-            warn(
-                "a batch of one image: BatchNorm's statistics of a single image are poor. Use larger batches, or "
-                'statistics="source"'
-            )
+        with self.world.together():
+            if not self.execution.check(x, logits, unit_range=self.unit_range and logits.dim() == 2):
+                return
+            if not self._trusted and len(x):
+                refuse_probabilities(logits)
+                self._trusted = True
+        poor = self.coupled and self.statistics == "batch" and self._statistics is None
+        alone = poor and self.step.overall(len(x)) == 1 and logits.dim() == 2
+        if alone:
+            self.notices.single_image()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.set_once and name in vars(self):
+        if (name in self.set_once or name == "ranks") and name in vars(self):
             raise AttributeError(f"{type(self).__name__}.{name} is used when the adapter is built: build another one")
         refuse_not_a_number(type(self).__name__, name, value)
         refuse_wrong_type(type(self), name, value)
+        if name == "max_step" and value is not None and not value > 0:
+            raise ValueError(f"{type(self).__name__}: max_step={value} is not positive; None sets no limit")
         super().__setattr__(name, value)
 
     def load_state_dict(self, *_: Any, **__: Any) -> Any:

@@ -15,7 +15,7 @@ from ..engine.execution import own_gradients
 from ..parts.copying import copy_all
 from ..parts.optimizers import Undo, can_wait, largest, only_where
 
-__all__ = ["finite", "forgotten", "gradients_on", "optimizer_step", "shortened"]
+__all__ = ["finite", "gradients_on", "optimizer_step", "restored_afterwards", "shortened"]
 
 _LARGEST = 1e18
 """Adam squares gradients: its state would overflow above this."""
@@ -87,7 +87,7 @@ def shortened(parameters: Sequence[Parameter], longest: float) -> Iterator[None]
 
 
 @contextmanager
-def forgotten(parameters: Sequence[Parameter], optimizer: Optimizer | None) -> Iterator[None]:
+def restored_afterwards(parameters: Sequence[Parameter], optimizer: Optimizer | None) -> Iterator[None]:
     """Restore the parameters and clear the optimizer at the end: nothing learned inside remains."""
     found = [p.detach().clone() for p in parameters]
     try:

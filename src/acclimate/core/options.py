@@ -13,7 +13,8 @@ from torch.optim import SGD, Optimizer
 
 from ..engine import Engine, Precision
 from ..parts.parameters import Parameters
-from .prediction import Strategy
+from ..parts.ranks import SharedBy
+from .prediction import Asked, Strategy
 
 __all__ = ["FEW_CLASSES", "NETWORKS", "Defaults", "MakeOptimizer", "Options", "Presets", "Running", "override"]
 
@@ -45,6 +46,7 @@ class Running(TypedDict, total=False):
     precision: Precision | None
     classes: Sequence[int] | None
     seed: int
+    ranks: SharedBy
 
 
 class Options(Running, total=False):
@@ -52,10 +54,10 @@ class Options(Running, total=False):
 
     lr: float | None
     optimizer: MakeOptimizer | None
-    parameters: Parameters
+    parameters: Parameters | None
     statistics: Literal["batch", "source"]
     detach_statistics: bool
-    strategy: Strategy | None
+    strategy: Asked | None
     max_step: float | None
 
 

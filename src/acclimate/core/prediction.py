@@ -5,10 +5,13 @@ so there are several strategies:
 
 - `masked` runs the batch once with a graph and masks the loss.
 - `sparse` does the same through a compiled network. Its backward runs only on the rows that have a gradient.
-- `replay` runs the batch without a graph, then the kept samples again with one. It needs less memory, and less time
-  where few are kept. BatchNorm repeats the statistics of the first pass, so the logits are equal; the one difference is
-  that no gradient flows through the statistics. LayerNorm and GroupNorm networks get exactly the same gradient.
-- `replay-subset` lets BatchNorm use the statistics of the kept samples, with gradients through them.
+- `replay-subset` runs the batch without a graph, then the kept samples again with one. It needs less memory, and less
+  time where few are kept. BatchNorm normalises the kept samples with their own statistics, with gradients through them.
+  Networks without BatchNorm get exactly the same gradient as with `masked`.
+- `replay` does the same, but BatchNorm repeats the statistics of the first pass, without gradients through them. With
+  batch statistics this is a trap: networks adapt less and forget (docs/engine.md).
+
+`fastest` is a request for one of them, for users who accept other numbers: see `Adapter`.
 """
 
 from __future__ import annotations
@@ -25,11 +28,14 @@ from ..engine import Engine, Execution, Output, Pass
 from ..functional import kept_rows
 from ..parts.batchnorm import Mode
 from ..parts.subnetwork import SubNetworks
+from ..parts.world import ALONE, Share, World
 from .step import Step
 
-__all__ = ["STRATEGIES", "Kept", "Masked", "Prediction", "Replay", "ReplaySubset", "Strategy"]
+__all__ = ["ASKABLE", "STRATEGIES", "Asked", "Kept", "Masked", "Prediction", "Replay", "ReplaySubset", "Strategy"]
 
 Strategy: TypeAlias = Literal["masked", "sparse", "replay", "replay-subset"]
+Asked: TypeAlias = Strategy | Literal["fastest"]
+"""What a user may ask for."""
 
 
 class Predictor(Protocol):
@@ -37,6 +43,10 @@ class Predictor(Protocol):
 
     step: Step
     execution: Execution
+
+    @property
+    def world(self) -> World:
+        """The ranks that share the batch."""
 
     @property
     def engine(self) -> Engine:
@@ -59,6 +69,10 @@ class Kept:
 
     They may include samples that do not count, so that no shape depends on how many are kept. `mean` and `any` handle
     this.
+
+    >>> kept = Kept(torch.zeros(2, 3), counts=torch.tensor([True, False]), places=None, any=True)
+    >>> kept.mean(torch.tensor([1.0, 5.0]))
+    tensor(1.)
     """
 
     logits: Tensor
@@ -67,7 +81,9 @@ class Kept:
     places: Tensor | None
     """Their rows in the batch; None means that they are the whole batch."""
     any: bool | Tensor
-    """Whether there is anything to learn from; a tensor if the value is only on the device."""
+    """Whether there is anything to learn from, on any rank; a tensor if the value is only on the device."""
+    world: World = ALONE
+    """The ranks that share the batch."""
 
     def of(self, values: Tensor) -> Tensor:
         """Return values of the batch for these samples."""
@@ -76,21 +92,34 @@ class Kept:
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean over what counts, or zero where nothing does."""
         if self.counts is None:
-            return values.sum() / max(values.numel(), 1)
-        return torch.where(self.counts, values, 0.0).sum() / self.counts.sum().clamp(min=1)
+            return self.world.ratio(values.sum(), values.numel())
+        return self.world.ratio(torch.where(self.counts, values, 0.0).sum(), self.counts.sum())
 
 
 class Prediction(ABC):
-    """The base class of the strategies. `logits` are those of the whole batch, without a graph."""
+    """The base class of the strategies. `logits` are those of the whole batch, without a graph.
+
+    >>> import acclimate
+    >>> class Half(acclimate.Adapter):
+    ...     def adapt(self, x):
+    ...         batch = self.predict(x)
+    ...         kept = batch.kept(torch.arange(len(x)) % 2 == 0)
+    ...         self.update(when=kept.any, loss=kept.mean(kept.logits.logsumexp(1)))
+    ...         return batch.logits
+    >>> model = Half(torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 3)))
+    >>> model(torch.rand(4, 4)).shape, model.last.kept
+    (torch.Size([4, 3]), tensor([ True, False,  True, False]))
+    """
 
     logits: Tensor
 
     def __init__(self, adapter: Predictor, x: Tensor) -> None:
-        self.adapter = adapter
+        self.adapter, self.world = adapter, adapter.world
         self.x = x
 
     def kept(self, keep: Tensor, subnetworks: SubNetworks | None = None) -> Kept:
         """Return what a mask of samples (B,) or of pixels (B, H, W) keeps, optionally predicted by sub-networks."""
+        keep = self.adapter.execution.chosen(keep)
         samples = samples_of(keep)
         self.adapter.step.kept = keep
         kept = self._some(keep, samples, subnetworks)
@@ -115,7 +144,7 @@ class Prediction(ABC):
         counts = still if again.counts is None else again.counts & still
         samples = samples_of(counts)
         self.adapter.step.count(backwards=_count(samples))
-        return Kept(again.logits, counts, again.places, _any(samples))
+        return Kept(again.logits, counts, again.places, self.world.any(samples), self.world)
 
     @abstractmethod
     def _all(self, subnetworks: SubNetworks | None) -> Tensor: ...
@@ -130,7 +159,7 @@ class Prediction(ABC):
         """Run the full network in the method's mode."""
         adapter = self.adapter
         adapter.step.count(forwards=len(x))
-        return adapter._run(Pass(adapter.mode(len(x))), x, varying=varying)
+        return adapter._run(Pass(adapter.mode(adapter.step.overall(len(x)))), x, varying=varying)
 
 
 class Masked(Prediction):
@@ -151,7 +180,7 @@ class Masked(Prediction):
         graph = self._all(subnetworks)
         if self.by_rows:
             self.adapter.execution.count(samples)
-        return Kept(graph, keep, None, _any(samples))
+        return Kept(graph, keep, None, self.world.any(samples), self.world)
 
     def _again(self, kept: Kept) -> Kept:
         """Run the whole batch where its samples share BatchNorm's statistics, otherwise only the kept samples."""
@@ -160,12 +189,13 @@ class Masked(Prediction):
         samples = samples_of(kept.counts)
         if adapter.coupled:
             adapter.step.count(forwards=_count(samples), in_graph=len(self.x))
-            logits = adapter._run(Pass(adapter.mode(len(self.x))), self.x).logits
-            return Kept(logits, kept.counts, None, kept.any)
+            logits = adapter._run(Pass(adapter.mode(adapter.step.total)), self.x).logits
+            return Kept(logits, kept.counts, None, kept.any, self.world)
         places = samples.nonzero().squeeze(1)
         adapter.step.count(in_graph=len(places))
         logits = self._pass(self.x[places], varying=True).logits
-        return Kept(logits, None if kept.counts.dim() == 1 else kept.counts[places], places, kept.any)
+        counts = None if kept.counts.dim() == 1 else kept.counts[places]
+        return Kept(logits, counts, places, kept.any, self.world)
 
 
 class Replay(Prediction):
@@ -177,26 +207,34 @@ class Replay(Prediction):
             self.logits, self.statistics, _ = self._first()
 
     def _all(self, subnetworks: SubNetworks | None) -> Tensor:
-        return self._second(self.x, subnetworks)
+        return self._second(self.x, subnetworks, self.adapter.step.share)
 
     def _some(self, keep: Tensor, samples: Tensor, subnetworks: SubNetworks | None) -> Kept:
-        adapter = self.adapter
-        at_least = 2 if adapter.engine.compiled and not adapter.coupled else 1  # one row would be compiled separately
-        places, padded, count = adapter.execution.gather(samples, at_least=at_least, exact=self._exact)
+        adapter, exact = self.adapter, self._exact(subnetworks)
+        at_least = 2 if adapter.engine.compiled and not exact else 1  # one row would be compiled separately
+        places, padded, count = adapter.execution.gather(samples, at_least=at_least, exact=exact)
         if padded:
-            logits = self._second(self.x[places], subnetworks, count, _count(samples))
-            return Kept(logits, keep[places], places, samples.any())
+            share = None if count is None else Share(0, count, count)
+            logits = self._second(self.x[places], subnetworks, share, samples)
+            return Kept(logits, keep[places], places, samples.any(), self.world)
         counts = None if keep.dim() == 1 else keep[places]
-        if not len(places):
-            return Kept(self.logits[:0], counts, places, any=False)
-        return Kept(self._second(self.x[places], subnetworks), counts, places, any=True)
+        share = self.world.share(len(places))
+        if not share.total:
+            return Kept(self.logits[:0], counts, places, any=False, world=self.world)
+        logits = self._second(self.x[places], subnetworks, share, samples)
+        return Kept(logits, counts, places, any=True, world=self.world)
 
     def _again(self, kept: Kept) -> Kept:
-        return Kept(self._second(kept.of(self.x)), kept.counts, kept.places, kept.any)
+        rows = kept.of(self.x)
+        samples = rows.new_ones(len(rows), dtype=torch.bool) if kept.counts is None else samples_of(kept.counts)
+        return Kept(self._second(rows, samples=samples), kept.counts, kept.places, kept.any, self.world)
 
-    @property
-    def _exact(self) -> bool:
-        """Whether padding would change the logits of the kept samples."""
+    def _counted(self, subnetworks: SubNetworks | None) -> bool:  # noqa: ARG002
+        """Return whether the number of samples is an input of the second pass."""
+        return False
+
+    def _exact(self, subnetworks: SubNetworks | None) -> bool:  # noqa: ARG002
+        """Return whether padding would change the logits of the kept samples."""
         return False
 
     def _first(self) -> Output:
@@ -212,22 +250,32 @@ class Replay(Prediction):
         self,
         x: Tensor,
         subnetworks: SubNetworks | None = None,
-        count: int | None = None,
-        samples: int | Tensor | None = None,
+        share: Share | None = None,
+        samples: Tensor | None = None,
     ) -> Tensor:
-        """Run rows again with a graph; of padded rows, only the samples count."""
-        number = len(x) if samples is None else samples
+        """Run rows again with a graph; of padded rows, only the samples count, which come first."""
+        number = len(x) if samples is None else _count(samples)
         self.adapter.step.count(forwards=number, in_graph=number)
-        pass_ = Pass(self._mode(len(x)), subnetworks, replayed=tuple(self.statistics), count=count)
+        mode = self._mode(len(x) if share is None else share.total)
+        count = None if samples is None or not self._counted(subnetworks) else samples.sum()
+        pass_ = Pass(mode, subnetworks, replayed=tuple(self.statistics), share=share, count=count)
         return self.adapter._run(pass_, x, varying=True).logits
 
 
 class ReplaySubset(Replay):
-    """Run the kept samples again, normalised by their own statistics."""
+    """Run the kept samples again, normalised by their own statistics.
 
-    @property
-    def _exact(self) -> bool:
-        return self.adapter.coupled
+    Compiled and recorded passes take the number of samples as an input, so that rows may be padding.
+    """
+
+    def _counted(self, subnetworks: SubNetworks | None) -> bool:
+        adapter, skips = self.adapter, subnetworks is not None and subnetworks.per == "batch"
+        if not adapter.coupled or skips or adapter.mode(len(self.x)) != "batch":
+            return False
+        return adapter.engine.compiled or adapter.engine.graphs
+
+    def _exact(self, subnetworks: SubNetworks | None) -> bool:
+        return self.adapter.coupled and not self._counted(subnetworks)
 
     def _first(self) -> Output:
         return self._pass(self.x)
@@ -241,11 +289,6 @@ def samples_of(keep: Tensor) -> Tensor:
     return keep if keep.dim() == 1 else keep.flatten(1).any(1)
 
 
-def _any(samples: Tensor) -> bool | Tensor:
-    """Return whether any sample is kept; a bool if reading it needs no synchronisation."""
-    return bool(samples.any()) if samples.device.type == "cpu" else samples.any()
-
-
 def _count(samples: Tensor) -> int | Tensor:
     return int(samples.sum()) if samples.device.type == "cpu" else samples.sum()
 
@@ -256,3 +299,4 @@ STRATEGIES: dict[str, type[Prediction]] = {
     "replay": Replay,
     "replay-subset": ReplaySubset,
 }
+ASKABLE = (*STRATEGIES, "fastest")

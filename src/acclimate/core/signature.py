@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -43,8 +43,12 @@ def call_text(adapter: Any, base: type, *, engine: bool) -> str:
         arguments += [f"{name}={getattr(adapter, name)!r}" for name in shown]
         if adapter.detach_statistics:
             arguments.append("detach_statistics=True")
-    if engine and adapter.engine != Engine():
-        arguments.append(f"engine={adapter.engine!r}")
+        if adapter.max_step is not None:
+            arguments.append(f"max_step={adapter.max_step!r}")
+    if engine and adapter.runner.asked != Engine():
+        arguments.append(f"engine={adapter.runner.asked!r}")
+    if engine and adapter.world.size > 1:
+        arguments.append(f"ranks={adapter.world!r}")
     if adapter.classes is not None:
         arguments.append(f"classes={adapter._class_list}")
     return f"{type(adapter).__name__}({', '.join([*arguments, f'seed={adapter.seed}'])})"
@@ -58,13 +62,14 @@ def arguments_of(method: Any) -> tuple[str, ...]:
         if parameter.kind is parameter.KEYWORD_ONLY:
             names[parameter.name] = None
         elif parameter.kind is parameter.VAR_KEYWORD:  # **options: Unpack[Options]
-            names |= dict.fromkeys(get_args(hints[parameter.name])[0].__annotations__)
+            typed = get_args(hints.get(parameter.name))
+            names |= dict.fromkeys(typed[0].__annotations__ if typed else arguments_of(method.__mro__[1]))
     return tuple(name for name in names if name not in method.without)
 
 
 def refuse_wrong_type(method: type, name: str, value: object) -> None:
-    """Raise if a setting is not of the kind that the method's signature says: a number, a whole number, a function."""
-    kinds = _kinds(method).get(name)
+    """Raise if a setting is not what the method's signature says: a number, a whole number, a function, a choice."""
+    kinds, choices = _kinds(method).get(name, (frozenset(), ()))
     if kinds and isinstance(value, Tensor) and value.numel() == 1:
         refuse_not_a_number(method.__name__, name, value.item())
     if not kinds or isinstance(value, Tensor):
@@ -76,17 +81,24 @@ def refuse_wrong_type(method: type, name: str, value: object) -> None:
         or (isinstance(value, Integral) and not isinstance(value, bool) and (whole or number))
         or (isinstance(value, Real) and not isinstance(value, Integral) and number)
         or (callable(value) and function)
+        or (isinstance(value, str) and value in choices)
     )
+    if not fits and choices:
+        expected = ", ".join([*choices, *["None"] * none])
+        raise ValueError(f"{method.__name__}: {name}={value!r}; expected one of {expected}")
     if not fits:
         expected = "a function" if function else "a number" if number else "a whole number"
         raise TypeError(f"{method.__name__}: {name}={value!r}; expected {expected}{' or None' * none}")
 
 
 @cache
-def _kinds(method: type) -> dict[str, frozenset[Any]]:
-    """Return which kinds of value each argument may have; `object` where anything else than these is possible."""
-    known = {int: int, float: float, type(None): type(None), Callable: Callable}
-    found: dict[str, frozenset[Any]] = {}
+def _kinds(method: type) -> dict[str, tuple[frozenset[Any], tuple[str, ...]]]:
+    """Return which kinds of value each argument may have, and which texts.
+
+    `object` is where anything else than these is possible.
+    """
+    known = {int: int, float: float, type(None): type(None), Callable: Callable, Literal: Literal}
+    found: dict[str, tuple[frozenset[Any], tuple[str, ...]]] = {}
     for cls in reversed(method.__mro__):
         init = vars(cls).get("__init__")
         parameters = inspect.signature(init).parameters.values() if inspect.isfunction(init) else ()
@@ -97,8 +109,10 @@ def _kinds(method: type) -> dict[str, frozenset[Any]]:
             hints = {}
         for name in named:
             hint = hints.get(name, object)
-            choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-            found[name] = frozenset(known.get(get_origin(each) or each, object) for each in choices)
+            members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+            kinds = frozenset(known.get(get_origin(each) or each, object) for each in members)
+            texts = tuple(text for each in members if get_origin(each) is Literal for text in get_args(each))
+            found[name] = kinds, texts
     return found
 
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ..parts.copying import copy_all
 
-__all__ = ["Snapshot", "StateError", "optimizer_state", "restore_optimizer"]
+__all__ = ["DamagedStateError", "Snapshot", "StateError", "optimizer_state", "restore_optimizer"]
 
 
 class StateError(ValueError):
@@ -21,6 +21,10 @@ class StateError(ValueError):
     >>> issubclass(StateError, ValueError)
     True
     """
+
+
+class DamagedStateError(StateError):
+    """A file of a state cannot be read, or was changed after it was written."""
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,10 @@ class State:
             self._fingerprint = self._hash((lambda tensor: tensor) if self._as_found else original)
         return self._fingerprint
 
+    def digest(self) -> str:
+        """Return a hash of the current state, without parts larger than the network, to compare processes."""
+        return state_file.fingerprint(self.copy(light=True).tensors.items())
+
     def _hash(self, source_of: Callable[[Tensor], Tensor]) -> str:
         """Return a hash of the network, with this value of each tensor that does not adapt."""
         source = {id(p): self.before[name] for name, p in self.parameters.items()}  # also for tied parameters

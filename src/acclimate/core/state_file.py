@@ -14,8 +14,8 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from .._version import __version__
-from ..files import write_bytes
-from .snapshot import Snapshot, StateError
+from ..files import is_file, read_bytes, to_path, write_bytes
+from .snapshot import DamagedStateError, Snapshot, StateError
 
 __all__ = ["fingerprint", "read", "write"]
 
@@ -33,7 +33,7 @@ def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def write(path: str | Path, snapshot: Snapshot, *, method: str, call: str, model: str) -> None:
-    """Write a snapshot: to a temporary file first, which is then moved to its place."""
+    """Write a snapshot completely or not at all. The path may be an address in storage, such as `s3://bucket/a`."""
     tensors = {name: t.cpu().clone() for name, t in snapshot.tensors.items()}  # views of one copy share its memory
     try:
         settings = json.dumps(snapshot.settings)
@@ -49,12 +49,12 @@ def write(path: str | Path, snapshot: Snapshot, *, method: str, call: str, model
         "acclimate": __version__,
     }
     metadata["checksum"] = _checksum(tensors, metadata)
-    path = Path(path)
-    if path.is_dir() or not path.parent.is_dir():
-        raise FileNotFoundError(
-            f"cannot save to {path}: {'it is a folder' if path.is_dir() else 'its folder does not exist'}"
-        )
-    write_bytes(path, to_bytes(tensors, metadata))
+    place = to_path(path)
+    if isinstance(place, Path) and place.is_dir():
+        raise IsADirectoryError(f"cannot save to {place}: it is a folder")
+    if isinstance(place, Path) and not place.parent.is_dir():
+        raise FileNotFoundError(f"cannot save to {place}: its folder does not exist")
+    write_bytes(place, to_bytes(tensors, metadata))
 
 
 def read(path: str | Path, *, method: str, model: str) -> tuple[Snapshot, str]:
@@ -62,15 +62,15 @@ def read(path: str | Path, *, method: str, model: str) -> tuple[Snapshot, str]:
 
     Raises StateError for a damaged file, or one of another method, model or version.
     """
-    if not Path(path).is_file():
+    if not is_file(place := to_path(path)):
         raise FileNotFoundError(f"no adapter state at {path}")
     try:
-        content = Path(path).read_bytes()  # once: `safe_open` opens a path twice and may mix two states
+        content = read_bytes(place)  # once: `safe_open` opens a path twice and may mix two states
         tensors = load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         metadata = header.get("__metadata__", {})
     except SafetensorError as error:
-        raise StateError(f"{path} is damaged or no safetensors file: {error}") from error
+        raise DamagedStateError(f"{path} is damaged or no safetensors file: {error}") from error
     if metadata.get("format") != _FORMAT:
         raise StateError(f"{path} is a safetensors file, but not one that an adapter saved")
     if metadata.get("version") != str(_VERSION):
@@ -79,7 +79,7 @@ def read(path: str | Path, *, method: str, model: str) -> tuple[Snapshot, str]:
             f"acclimate {__version__} reads version {_VERSION}"
         )
     if metadata.get("checksum") != _checksum(tensors, metadata):
-        raise StateError(f"{path} is damaged: its checksum does not match its content")
+        raise DamagedStateError(f"{path} is damaged: its checksum does not match its content")
     if metadata["method"] != method:
         raise StateError(f"{path} is a state of {metadata['method']}, not of {method}")
     if metadata["model"] != model:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..engine import Pass
 from ..functional import entropy
+from ..parts.world import ALONE, Share, World
 
 __all__ = ["Passes", "Step", "Uncertainty"]
 
@@ -37,6 +38,7 @@ class Step:
     """
 
     size: int
+    """The number of samples, of this rank's part if several ranks share the batch."""
     logits: Tensor | None = None
     kept: Tensor | None = None
     """S(x) > 0 per sample or pixel; None if the method learns from everything or from nothing."""
@@ -58,6 +60,19 @@ class Step:
     graph: tuple[Pass, int] | None = None
     """The last pass with a graph, and its batch size. A backward runs in the contexts of this pass, because networks
     may recompute activations."""
+    share: Share | None = None
+    """The part of the batch that this rank has; None is all of it."""
+    engine: Literal["eager", "compiled", "recorded"] = "eager"
+    """How the passes ran. A pass that could not be compiled runs eagerly in a compiled step."""
+
+    @property
+    def total(self) -> int:
+        """The number of samples on all ranks."""
+        return self.size if self.share is None else self.share.total
+
+    def overall(self, rows: int) -> int:
+        """Return the number of samples on all ranks, if these rows are the whole part of this one."""
+        return self.total if rows == self.size else rows
 
     def count(self, forwards: int | Tensor = 0, backwards: int | Tensor = 0, in_graph: int | Tensor = 0) -> None:
         """Add numbers of passes, counted per sample."""
@@ -140,11 +155,12 @@ class Passes(nn.Module):
         self._report: Tensor | None = None
         """`dropped` on the host, copied without waiting."""
 
-    def add(self, step: Step) -> None:
-        """Count a step."""
-        self.forwards += step.forwards
-        self.backwards += step.backwards
-        self.in_graph += step.in_graph
+    def add(self, step: Step, world: World = ALONE) -> None:
+        """Count a step of all ranks."""
+        forwards, backwards, in_graph = world.counts(step.forwards, step.backwards, step.in_graph)
+        self.forwards += forwards
+        self.backwards += backwards
+        self.in_graph += in_graph
         self.dropped += step.dropped
 
     def known_drops(self) -> int:

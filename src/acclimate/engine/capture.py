@@ -15,9 +15,20 @@ from torch.optim import Optimizer
 from .execution import Execution
 from .runner import Runner
 
-__all__ = ["Capture", "CaptureCache", "Host", "NotRecordableError", "Slot", "Values", "read_state", "write_back"]
+__all__ = [
+    "LIVE_CALLS",
+    "Capture",
+    "CaptureCache",
+    "Host",
+    "NotRecordableError",
+    "Slot",
+    "Values",
+    "read_state",
+    "write_back",
+]
 
-_WARM_UP = 2  # live calls, so that everything is compiled and all state is allocated
+LIVE_CALLS = 2
+"""Calls before one is recorded, so that everything is compiled and all state is allocated."""
 _MOST = 8  # recorded shapes per kind
 
 Value = TypeVar("Value")
@@ -122,7 +133,7 @@ class CaptureCache:
         """Count a call; return whether it may be recorded."""
         self._seen[key] = self._seen.get(key, 0) + 1
         crowded = key not in self._entries and self.count(key[0]) >= _MOST
-        return not crowded and self._seen[key] > _WARM_UP
+        return not crowded and self._seen[key] > LIVE_CALLS
 
     def check(self, kind: Hashable, settings: tuple[Hashable, ...], addresses: tuple[Hashable, ...]) -> None:
         """Drop the entries of a kind if what they were recorded with has changed; other settings warm up again."""

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import nn
 
-__all__ = ["TESTED_TORCH", "Engine", "Precision", "choose"]
+__all__ = ["TESTED_TORCH", "Engine", "Precision", "choose", "without_recording"]
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 
@@ -32,6 +32,8 @@ class Engine:
             takes more time.
         graphs: record steps that do not branch on data as CUDA graphs. A batch with NaN is then rejected at once, but
             the exception is raised by a later call.
+        background: answer eagerly from the first batch, and compile in a thread, on a copy of the network. The compiled
+            passes take over between two steps; numbers change a little there. `adapter.last.engine` says which ran.
     """
 
     precision: Precision = "fp32"
@@ -39,6 +41,7 @@ class Engine:
     compiled: bool = False
     lean: bool = False
     graphs: bool = False
+    background: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
@@ -73,6 +76,16 @@ def choose(
     if device.type == "cpu" and any(isinstance(m, nn.GroupNorm) for m in model.modules()):
         chosen = replace(chosen, channels_last=False)  # the backward of GroupNorm in torch 2.13 crashes in this format
     return chosen if precision is None else replace(chosen, precision=precision)
+
+
+def without_recording(method: str, asked: Engine | Literal["eager", "recorded", "auto"], chosen: Engine) -> Engine:
+    """Return an engine for several ranks, whose messages are neither compiled nor recorded; raise if that was asked."""
+    if asked != "auto" and (chosen.compiled or chosen.graphs):
+        raise ValueError(
+            f"{method}: engine={asked!r} compiles or records passes, and those of several ranks send messages: use "
+            'engine="eager", or "auto", which keeps the precision'
+        )
+    return replace(chosen, compiled=False, graphs=False)
 
 
 def _best_precision(device: torch.device) -> Precision:

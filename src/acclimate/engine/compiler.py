@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from ..checks import warn
 from ..parts.batchnorm import Normalisation
 from .choice import TESTED_TORCH, Engine
+from .host_compiler import MissingCompilerError, require_compiler, settle_compiler
 from .passes import Body
+from .progress import say_compiling
 
 if TYPE_CHECKING:
     from .selective import SelectiveBackward
@@ -50,12 +53,17 @@ class _Call:
         """Return the key of its compiled code."""
         x, pass_ = self.x, self.body.pass_
         size = len(x) if isinstance(pass_.statistics, float) else len(x) == 1  # a blend depends on the batch size
-        kind = (pass_, pass_.batched, self.sparse, torch.is_grad_enabled())
+        kind = (pass_, pass_.batched, pass_.count is not None, self.sparse, torch.is_grad_enabled())
         return kind, size, x.requires_grad, x.shape[1:], x.dtype, len(self.tensors)
 
     def run(self) -> Sequence[Tensor]:
         """Run eagerly."""
         return self.body.run(self.x, self.tensors)
+
+    def __str__(self) -> str:
+        """Describe the pass for people."""
+        kind = "forward and backward" if torch.is_grad_enabled() else "forward"
+        return f"{kind}, {'any number of' if self.dynamic else len(self.x)} images"
 
 
 class Compiler:
@@ -82,6 +90,13 @@ class Compiler:
     def selective_passes(self) -> int:
         """The number of passes with a backward on some rows."""
         return len(self.backends())
+
+    def adopt(self, other: Compiler) -> None:
+        """Take over the passes that were compiled for a copy of this network: weights are inputs of their code."""
+        self._compiled |= other._compiled
+        self._sizes |= other._sizes
+        self._by_size |= other._by_size
+        self._warned |= other._warned
 
     def backends(self) -> list[SelectiveBackward]:
         """Return the backends of the selective passes."""
@@ -112,6 +127,7 @@ class Compiler:
                 expected = replace(call, x=call.x.detach()).run()[0]
             if not bool(expected.isfinite().all()):
                 return call.run(), False  # nothing to compare with: compile at the next batch
+            say_compiling(f"{type(self.model).__name__}, {call}")
             self._compiled[key] = self._compile(call, expected)
         compiled = self._compiled[key]
         if compiled is None:
@@ -128,6 +144,13 @@ class Compiler:
 
     def _compile(self, call: _Call, expected: Tensor) -> CompiledPass | None:
         """Compile a pass and verify it against the eager one; return None, with a warning, if that fails."""
+        if call.x.device.type == "cpu":
+            try:
+                require_compiler()
+            except MissingCompilerError as error:
+                self._warn(error)
+                return None
+            settle_compiler()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # deprecations inside torch
@@ -203,7 +226,7 @@ class Compiler:
         version = torch.__version__
         untested = not version.startswith(tuple(f"{tested}." for tested in TESTED_TORCH))
         hint = f" The compiled engine is tested on torch {' and '.join(TESTED_TORCH)}; this is {version}." * untested
-        warnings.warn(f"{what}: {type(error).__name__}: {why}.{hint}", stacklevel=2)
+        warn(f"{what}: {type(error).__name__}: {why}.{hint}")
 
     def _tensors(self, call: _Call) -> dict[str, Tensor]:
         """Return all tensors of the network by name, replaced by those that the call has."""

@@ -16,8 +16,9 @@ from torch.nn import Parameter
 
 from ..checks import refuse_non_finite
 from ..parts.subnetwork import Sample, SubNetworks
+from ..parts.world import Share
 
-__all__ = ["Execution", "Gathered", "Live", "own_gradients", "rows_first"]
+__all__ = ["Execution", "Gathered", "Live", "Rehearsal", "own_gradients", "rows_first"]
 
 Value = TypeVar("Value")
 
@@ -34,6 +35,10 @@ class Gathered(NamedTuple):
 
 class Execution(ABC):
     """What a step needs from the way it runs."""
+
+    def chosen(self, keep: Tensor) -> Tensor:
+        """Return which samples or pixels to learn from, of those that the method keeps."""
+        return keep
 
     @abstractmethod
     def prediction(self, make: Callable[[], Value]) -> Value:
@@ -52,8 +57,8 @@ class Execution(ABC):
         """Return the rows of these samples; `exact` allows no padding."""
 
     @abstractmethod
-    def sample(self, subnetworks: SubNetworks, x: Tensor, generator: Generator, count: int | None) -> Sample:
-        """Sample sub-networks for a batch; rows after the first `count` are padding."""
+    def sample(self, subnetworks: SubNetworks, x: Tensor, generator: Generator, share: Share | None) -> Sample:
+        """Sample sub-networks for a batch; rows that are not in its share are padding."""
 
     @abstractmethod
     def condition(self, when: bool | Tensor, *, can_wait: bool) -> bool | Tensor:
@@ -88,9 +93,9 @@ class Live(Execution):
             return Gathered(rows_first(samples, at_least), padded=True, samples=len(places))
         return Gathered(places, padded=False, samples=None)
 
-    def sample(self, subnetworks: SubNetworks, x: Tensor, generator: Generator, count: int | None) -> Sample:
+    def sample(self, subnetworks: SubNetworks, x: Tensor, generator: Generator, share: Share | None) -> Sample:
         """Sample."""
-        return subnetworks.sample(x, generator, count)
+        return subnetworks.sample(x, generator, share)
 
     def condition(self, when: bool | Tensor, *, can_wait: bool) -> bool | Tensor:
         """Read the condition if that needs no synchronisation, or if it cannot stay on the device."""
@@ -111,6 +116,15 @@ class Live(Execution):
                 loss.backward(retain_graph=retain)  # type: ignore[no-untyped-call]
             # a branch that was dropped has no gradient: momentum continues as if it were zero
             return [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+
+
+class Rehearsal(Live):
+    """Run a step directly, and learn from every second sample, so that no pass of the step is left out."""
+
+    def chosen(self, keep: Tensor) -> Tensor:
+        """Choose every second sample."""
+        even = torch.arange(len(keep), device=keep.device) % 2 == 0
+        return even.view(-1, *[1] * (keep.dim() - 1)).expand_as(keep)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from torch.func import functional_call
 from ..checks import read_logits
 from ..parts.batchnorm import Mode, Normalisation, Record, flattened
 from ..parts.subnetwork import Sample, SubNetworks
+from ..parts.world import Share
 
 __all__ = ["Body", "Pass"]
 
@@ -32,8 +33,10 @@ class Pass:
     """The statistics of an earlier pass, for `statistics="replayed"`."""
     sample: Sample | None = field(default=None, compare=False)
     """The sub-network that was sampled."""
-    count: int | None = field(default=None, compare=False)
-    """How many rows are samples; the rest is padding. None: all."""
+    share: Share | None = field(default=None, compare=False)
+    """How many rows are samples, and their places in those of all ranks; further rows are padding. None: all."""
+    count: Tensor | None = field(default=None, compare=False)
+    """How many of the first rows count in the batch's statistics, for code that serves any number. None: all."""
 
     @property
     def couples(self) -> bool:
@@ -41,15 +44,20 @@ class Pass:
         return self.statistics == "batch"
 
     @property
+    def counted(self) -> bool:
+        """Whether any row is a sample. A rank without samples runs a row of padding, to take part in messages."""
+        return self.share is None or self.share.size > 0
+
+    @property
     def given(self) -> tuple[Tensor, ...]:
         """The tensors besides images and weights; the first `batched` of them have one row per image."""
         scales = () if self.sample is None or self.sample.scales is None else (self.sample.scales,)
-        return (*scales, *self.replayed)
+        return (*scales, *self.replayed, *([] if self.count is None else [self.count]))
 
     @property
     def batched(self) -> int:
         """How many of the given tensors have one row per image."""
-        return len(self.given) - len(self.replayed)
+        return len(self.given) - len(self.replayed) - (self.count is not None)
 
     @contextmanager
     def entered(self, normalisation: Normalisation, size: int, given: Sequence[Tensor]) -> Iterator[Record | None]:
@@ -65,7 +73,7 @@ class Pass:
             if self.statistics == "replayed":
                 context = normalisation.replayed(normalisation.unflattened(replayed, normalisation.calls))
             elif self.statistics == "batch":
-                context = normalisation.batch(size)
+                context = normalisation.batch(size) if self.count is None else normalisation.padded(given[-1])
             elif self.statistics == "detached":
                 context = normalisation.detached()
             elif self.statistics == "source":

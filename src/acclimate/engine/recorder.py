@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Generator, Tensor
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from ..checks import DivergenceError, warn
+from ..parts.copying import versions_kept
 from ..parts.optimizers import can_wait, capturable
 from .capture import Capture, CaptureCache, Host, NotRecordableError, read_state, write_back
 from .execution import Execution
@@ -30,7 +30,18 @@ Adapt: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 
 def recordable(adapt: Adapt) -> Adapt:
-    """Mark an `adapt` that the engine may record: it reads nothing back to the host and does not branch on data."""
+    """Mark an `adapt` that the engine may record: it reads nothing back to the host and does not branch on data.
+
+    >>> from acclimate import Adapter
+    >>> class Mine(Adapter):
+    ...     @recordable
+    ...     def adapt(self, x):
+    ...         batch = self.predict(x)
+    ...         self.update(loss=batch.rows().logsumexp(1).mean())
+    ...         return batch.logits
+    >>> Mine(torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 3)))(torch.rand(2, 4)).shape
+    torch.Size([2, 3])
+    """
 
     @wraps(adapt)
     def run(self: Any, x: Tensor) -> Tensor:
@@ -54,6 +65,7 @@ class Recorder:
         self._report: Tensor | None = None
         """The same numbers on the host, copied without waiting."""
         self._raised = [0, 0]
+        self._replayed = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Recorder:
         return Recorder(memo[id(self.host)])
@@ -71,10 +83,18 @@ class Recorder:
         """The number of recorded functions."""
         return len(self.cache) - self.steps
 
+    @property
+    def ran(self) -> Literal["eager", "compiled", "recorded"]:
+        """How the last step ran."""
+        if self._replayed:
+            return "recorded"
+        return "compiled" if self.host.runner.compiler.compiled_passes else "eager"
+
     # Steps ------------------------------------------------------------------------------------------------------------
 
     def step(self, adapt: Adapt, x: Tensor) -> Tensor:
         """Run a step: replay it, after recording it if needed, or run it live while it warms up."""
+        self._replayed = False
         if "step" in self.off or self._busy or not self.host.runner.engine.graphs or not x.is_cuda:
             return adapt(self.host, x)
         versions = (p._version for p in self.host.adapted)  # activations of a first capture are for these values
@@ -93,6 +113,7 @@ class Recorder:
             if (kept := self.cache.get(key)) is not None and kept.first.capture is None:  # it was not recorded
                 self.cache.drop(key)
             raise
+        self._replayed = True
         if step.unfit:
             self._give_up("step", f"steps are not recorded as CUDA graphs: {step.unfit}")
         if self._rejected is not None and self._report is not None:
@@ -181,7 +202,7 @@ class Recorder:
         try:
             self._busy = execution is not None
             self.host.execution = live if execution is None else execution
-            with _unsafe_preserve_version_counter(tuple(self.host.adapted)):
+            with versions_kept(self.host.adapted):
                 yield
         finally:
             self.host.execution, self._busy = live, False
@@ -234,7 +255,7 @@ class RecordedStep:
         """Why the step cannot be recorded after all, as a live run of its rest has shown."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        with _unsafe_preserve_version_counter(self.x):  # the first capture may have saved it
+        with versions_kept([self.x]):  # the first capture may have saved it
             self.x.copy_(x)
         if self.first.capture is None:
             self._record(self.first)

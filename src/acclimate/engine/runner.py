@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from ..checks import warn
 from ..parts.batchnorm import Normalisation
 from ..parts.intact import Intact
 from ..parts.parameters import norm_parameters
+from ..parts.pooled_batchnorm import PooledNormalisation
+from ..parts.ranks import Ranks
 from ..parts.sharing import Sharing
+from ..parts.world import ALONE, World
 from ..parts.wrappers import is_compiled, plain_names, uncompiled
+from .background import Background
 from .choice import Engine
 from .compiler import Compiler
 from .passes import Body, Pass
@@ -37,7 +43,9 @@ class Output(NamedTuple):
 class Runner:
     """Runs passes of a network, of which some parameters adapt and the rest is frozen."""
 
-    def __init__(self, model: nn.Module, adapted: Mapping[str, Parameter], engine: Engine) -> None:
+    def __init__(
+        self, model: nn.Module, adapted: Mapping[str, Parameter], engine: Engine, world: World = ALONE
+    ) -> None:
         chosen = set(map(id, adapted.values()))
         self.model, self.adapted = model, adapted
         self.frozen = {name: p for name, p in model.named_parameters() if id(p) not in chosen}
@@ -45,26 +53,35 @@ class Runner:
         plain = plain_names(model)
         self.names = {plain(name): name for name, _ in model.named_parameters()}
         """The model's own names, which a wrapper may have changed, by plain name."""
-        self.normalisation = Normalisation(model)
+        self.world = world
+        """The ranks that share a batch."""
+        self.normalisation = self._apart = Normalisation(model)
+        if isinstance(world, Ranks) and world.sync_statistics:
+            self.normalisation = PooledNormalisation(model, world)
         self._engine = engine
         self._eager = False
         self._compiled = [module for module in model.modules() if is_compiled(module)]
         self._start()
 
     def _start(self) -> None:
+        self.waiting = self._engine.background and self._engine.compiled
+        """Whether passes run eagerly until they are compiled in the background."""
+        self._background: Background | None = None
         self.compiler = Compiler(self.model, self.normalisation, [*self.adapted.values()])
         self._copies: dict[str, Tensor] = {}
         self._versions: tuple[tuple[int, int], ...] = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Runner:
-        return Runner(deepcopy(self.model, memo), deepcopy(self.adapted, memo), self._engine)
+        return Runner(deepcopy(self.model, memo), deepcopy(self.adapted, memo), self._engine, self.world)
 
     def __reduce__(self) -> tuple[type[Runner], tuple[Any, ...]]:
-        return Runner, (self.model, self.adapted, self._engine)
+        return Runner, (self.model, self.adapted, self._engine, self.world)
 
     @property
     def engine(self) -> Engine:
         """How passes run now. A new engine takes effect with the next pass."""
+        if self.waiting and not self._eager:
+            return replace(self._engine, compiled=False, graphs=False)
         return Engine() if self._eager else self._engine
 
     @engine.setter
@@ -72,6 +89,34 @@ class Runner:
         if engine != self._engine:
             self._engine = engine
             self._start()
+
+    @property
+    def asked(self) -> Engine:
+        """How passes are to run, as soon as they are compiled."""
+        return self._engine
+
+    def change_over(self, copied: Callable[[], Callable[[], Compiler]]) -> None:
+        """Start to compile in the background, or use what was compiled there; call this between two steps.
+
+        `copied` copies the network, and returns a function that compiles the passes of the copy.
+        """
+        if not self.waiting:
+            return
+        if self._background is None:
+            self._background = Background(copied())
+        elif self._background.done:
+            self.compile_at_once()
+
+    def compile_at_once(self) -> None:
+        """Use what is being compiled in the background as soon as it is there, and compile no more there."""
+        found, self._background, self.waiting = self._background, None, False
+        if found is None:
+            return
+        if (compiler := found.result()) is not None:
+            self.compiler.adopt(compiler)
+            return
+        self._engine = replace(self._engine, compiled=False, graphs=False)
+        warn(f"compiling in the background failed; running eagerly (slower): {found.error}")
 
     def __call__(self, pass_: Pass, x: Tensor, *, varying: bool = False, sparse: bool = False) -> Output:
         """Run one pass.
@@ -84,6 +129,7 @@ class Runner:
             x = x.contiguous(memory_format=torch.channels_last)
         tensors = {**self.weights(), **{self.names[name]: value for name, value in pass_.parameters.items()}}
         body = Body(self.model, self.normalisation, pass_)
+        self.normalisation.counted = pass_.counted
         # Each sub-network that skips branches would need a program of its own.
         skips = pass_.subnetworks is not None and pass_.subnetworks.per == "batch"
         with self._autocast(x.device):
@@ -119,6 +165,16 @@ class Runner:
             yield
         finally:
             self._eager = False
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Let each rank run passes of its own inside."""
+        found = self.world, self.normalisation
+        try:
+            self.world, self.normalisation = ALONE, self._apart
+            yield
+        finally:
+            self.world, self.normalisation = found
 
     def weights(self) -> dict[str, Tensor]:
         """Return copies of the frozen weights in the engine's precision and format, renewed when those change.

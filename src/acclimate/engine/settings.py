@@ -14,13 +14,11 @@ _PER_STEP = {
     "execution",
     "frozen",
     "_last",
-    "_changes_seen",
     "_claimed",
+    "_compared",
     "_report",
     "_statistics",
     "_trusted",
-    "_warned_of_drops",
-    "_warned_of_one",
 }
 """Attributes of an adapter that change from step to step, and that no recorded operation depends on."""
 _MODULE = vars(nn.Module()).keys() - {"training"}

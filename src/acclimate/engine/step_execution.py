@@ -12,6 +12,7 @@ from torch.nn import Parameter
 
 from ..checks import refuse_non_finite, soundness
 from ..parts.subnetwork import Sample, SubNetworks, scale_type
+from ..parts.world import Share
 from .capture import Capture, Host, NotRecordableError, Values, read_state, write_back
 from .execution import Execution, Gathered, rows_first
 from .runner import Runner
@@ -46,7 +47,7 @@ class FunctionExecution(Execution):
         """Refuse."""
         raise NotRecordableError("it counts the kept samples")
 
-    def sample(self, subnetworks: SubNetworks, x: Tensor, generator: Generator, count: int | None) -> Sample:  # noqa: ARG002
+    def sample(self, subnetworks: SubNetworks, x: Tensor, generator: Generator, share: Share | None) -> Sample:  # noqa: ARG002
         """Refuse."""
         raise NotRecordableError("it samples sub-networks")
 
@@ -235,13 +236,14 @@ class StepExecution(FunctionExecution):
         assert self.rows is not None  # noqa: S101
         return Gathered(rows_first(samples, self.rows), padded=True, samples=None)
 
-    def sample(self, subnetworks: SubNetworks, x: Tensor, generator: Generator, count: int | None) -> Sample:
+    def sample(self, subnetworks: SubNetworks, x: Tensor, generator: Generator, share: Share | None) -> Sample:
         """Return memory that is filled before each replay, or at once if the step runs live."""
         if self.samples or self.rows is None or subnetworks.per == "batch":
             self.unfit = 'it samples sub-networks per="batch", for the whole batch, or more than once'
             if self.recording:
                 raise NotRecordableError(self.unfit)
-            return subnetworks.sample(x, generator, self.kept if count is None else count)
+            known = None if self.kept is None else Share(0, self.kept, self.kept)
+            return subnetworks.sample(x, generator, share or known)
         memory, width = self.first or self, len(subnetworks.droppable)
         if not len(memory.scales):
             memory.scales = torch.zeros(len(self.x) * width, device=x.device, dtype=scale_type(x))
