@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from networks import FAMILIES, stream
 from torch import nn
 
@@ -28,6 +29,9 @@ from acclimate import (
     Tent,
 )
 from acclimate.parts.augment import Views
+
+A_TRAP = pytest.mark.filterwarnings("ignore:.*stops gradients through the batch statistics")
+"""For tests of `strategy="replay"` and `detach_statistics=True` on BatchNorm networks, which warn."""
 
 CLASSIFIERS = ("bn", "ln", "gn")
 

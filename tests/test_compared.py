@@ -304,8 +304,9 @@ def test_memo_holds_no_copy_of_the_network() -> None:
     adapter = MEMO(make("ln"), views=2)
     adapter(stream()[0][:2])
     assert not [name for name in adapter.snapshot().tensors if name.startswith(("parameter/", "optimizer/"))]
-    with pytest.raises(TypeError, match="MEMO takes no statistics="):
-        MEMO(make("ln"), statistics="batch")
+    for option in ({"statistics": "batch"}, {"detach_statistics": True}):
+        with pytest.raises(TypeError, match=f"MEMO takes no {min(option)}="):
+            MEMO(make("ln"), **option)
 
 
 def test_memo_interrupted_leaves_the_network_as_it_was() -> None:

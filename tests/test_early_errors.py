@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from acclimate.bench import preflight
 from acclimate.bench.networks import NetworkError, load_network
 from acclimate.bench.plan import Plan, PlanError
 from acclimate.bench.run import Run
@@ -16,6 +18,7 @@ from acclimate.checks import no_such
 from acclimate.cli.main import app
 from acclimate.core.signature import arguments_of
 from acclimate.methods import METHODS
+from acclimate.service.settings import Settings, SettingsError
 
 SMALL = ["--images", "8", "--shift", "contrast", "--probe", "none"]
 
@@ -79,14 +82,14 @@ def test_finished_jobs_need_no_check(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert run(out=tmp_path)[0] == 0
     monkeypatch.setattr("acclimate.bench.networks._ours", None)  # nothing can be loaded any more
     plan = Plan(methods=("source",), images=8, shifts=("contrast",), probe="none")
-    Run(plan, tmp_path).check()
+    preflight.check(Run(plan, tmp_path))
 
 
 def test_checks_leave_the_network_as_it_was(tmp_path: Path) -> None:
     plan = Plan(methods=[name for name in METHODS if name != "dat"], images=8, shifts=("contrast",))
     checked = Run(plan, tmp_path / "a")
     before = {name: value.clone() for name, value in checked.network.model.state_dict().items()}
-    checked.check()
+    preflight.check(checked)
     assert all(value.equal(before[name]) for name, value in checked.network.model.state_dict().items())
     assert not any(module._forward_hooks for module in checked.network.model.modules())
 
@@ -108,9 +111,9 @@ def test_names_in_recipes(words: list[str], message: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
 def test_recipes_are_checked_as_a_whole(dry: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last of its cases cannot be built: no case runs."""
-    from acclimate.paper import recipes
+    from acclimate.paper import cases
 
-    monkeypatch.setitem(recipes.LEFT_OUT, "SS", {"select": "nothing"})
+    monkeypatch.setitem(cases.LEFT_OUT, "SS", {"select": "nothing"})
     words = ["paper", "run", "ablation", "--images", "8", "--network", "resnet", "--out", str(tmp_path / "out"), *dry]
     done = CliRunner().invoke(app, words)
     assert (done.exit_code, "cannot be built" in done.stderr) == (2, True), done.output
@@ -171,7 +174,7 @@ def test_a_missing_kornia_is_found_before_the_run(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "kornia.enhance", None)
     run = Run(Plan(methods=("source", "roid"), images=8), tmp_path)
     with pytest.raises(ImportError, match="kornia"):
-        run.check()
+        preflight.check(run)
 
 
 @pytest.mark.parametrize(
@@ -191,6 +194,29 @@ def test_a_preset_of_another_network_is_pointed_out(
     outputs = 10 if model.startswith("cifar10") else 1000
     for name, value in {"network": load_network("digits-resnet"), "outputs": outputs}.items():
         monkeypatch.setitem(vars(run), name, value)
-    hints = " ".join(run.hints())
+    hints = " ".join(preflight.hints(run))
     assert ("which is another network" in hints) == said
     assert ("cifar-resnet" in hints) == (outputs == 10)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"guard": "no"}, "guard='no'"),
+        ({"cameras": True}, "cameras=True"),
+        ({"overrides": {"eata": {"lr": 1}}}, "eata has settings"),
+        ({"overrides": {"nosuch": {"a": 1}}}, "no method 'nosuch'"),
+        ({"overrides": {"eata-c": {"foo": 1}}}, "no argument 'foo'"),
+        ({"overrides": {"eata-c": {"engine": "auto"}}}, "--engine"),
+    ],
+)
+def test_a_server_checks_its_settings_as_a_plan_does(wrong: dict[str, Any], named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        Settings(**wrong)
+
+
+def test_a_wrong_assignment_for_check_shows_the_right_form() -> None:
+    done = CliRunner().invoke(app, ["check", "tent", "--set", "most"])
+    assert done.exit_code == 2
+    assert "METHOD" not in done.stderr
+    assert "most" in done.stderr

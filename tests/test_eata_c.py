@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 import transcriptions as plain
+from cases import A_TRAP
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import images, make, stream
@@ -175,6 +176,7 @@ def test_all_parameters() -> None:
     assert all(not torch.equal(p, before[name]) for name, p in adapter.model.named_parameters())
 
 
+@A_TRAP
 @pytest.mark.parametrize("per", ["sample", "batch"])
 @pytest.mark.parametrize("schedule", ["linear", "uniform"])
 @pytest.mark.parametrize("strategy", ["replay", "replay-subset"])
@@ -233,6 +235,7 @@ def test_uncertainty_is_larger_where_a_digit_is_hidden() -> None:
     assert hidden.data.sum() > clear.data.sum()
 
 
+@A_TRAP
 @pytest.mark.parametrize("strategy", ["replay", "replay-subset"])
 def test_uncertainty_is_what_a_step_would_record(strategy: str) -> None:
     adapter = ETAC(make("bn"), branches=BRANCHES["bn"], drop=0.6, select=Everything(), strategy=strategy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transcriptions as plain
+from cases import A_TRAP
 from networks import make, stream
 from torch import Tensor
 
@@ -111,6 +112,7 @@ def test_strategies_agree_where_samples_are_independent(family: str, strategy: S
     assert replay.forwards == masked.forwards + replay.backwards
 
 
+@A_TRAP
 @pytest.mark.parametrize("family", ["bn", "seg"])
 def test_replayed_statistics_give_the_same_logits(family: str) -> None:
     """Under BatchNorm the second pass repeats the first's logits; only the gradient through the statistics differs."""
@@ -156,6 +158,7 @@ def test_eta_on_pixels() -> None:
         assert int(adapter.last.kept.sum()) == count > 0
 
 
+@A_TRAP
 def test_the_subset_has_statistics_of_its_own() -> None:
     """`replay-subset` normalises the kept samples as if they had come alone; `replay` as they were."""
     x = BATCHES[0]

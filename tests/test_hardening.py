@@ -25,6 +25,7 @@ from networks import images, make, stream
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
+import acclimate
 from acclimate import (
     DAT,
     EATA,
@@ -32,6 +33,7 @@ from acclimate import (
     ETAC,
     MEMO,
     METHODS,
+    ROID,
     SAR,
     TEA,
     BNAdapt,
@@ -133,6 +135,20 @@ def test_reset_save_and_load_wait_for_a_step(tmp_path: Path) -> None:
     for thread in (step, *others):
         thread.join(10)
     assert {*done} == {"step", *calls}
+
+
+@pytest.mark.parametrize("call", ["predict_source", "fingerprint"])
+def test_the_source_is_not_read_during_a_step(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter, read = Tent(make("bn")), threading.Event()
+    name = {"predict_source": "source_parameters"}.get(call, call)
+    original = getattr(adapter.state, name)
+    monkeypatch.setattr(adapter.state, name, lambda: (read.set(), original())[1])
+    thread = threading.Thread(target=lambda: getattr(adapter, call)(*[images(4)][: call == "predict_source"]))
+    with adapter.sharing:  # as a step has it
+        thread.start()
+        assert not read.wait(0.2)
+    thread.join(10)
+    assert read.is_set()
 
 
 # Gradients that are not finite ----------------------------------------------------------------------------------------
@@ -670,6 +686,56 @@ def test_nan_in_a_tensor_is_refused_as_well(name: str) -> None:
 def test_settings_of_the_wrong_kind_are_refused(method: Any, arguments: dict[str, Any], expected: str) -> None:
     with pytest.raises(TypeError, match=expected):
         method(make("bn"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "wrong"),
+    [
+        (ETAC, "divergence", "bogus"),
+        (ETAC, "per", "bogus"),
+        (ETAC, "smoothing", 2.0),
+        (ETAC, "statistics", "sourc"),
+        (ETAC, "strategy", "bogus"),
+        (ETAC, "max_step", -1.0),
+        (ETAC, "engine", "bogus"),
+        (ETAC, "beta", 50.0),
+        (CoTTA, "loss", "bogus"),
+        (ROID, "prior", "bogus"),
+    ],
+)
+def test_a_wrong_setting_is_refused_when_it_is_set(method: Any, name: str, wrong: Any) -> None:
+    adapter = method(make("bn"), **({"blocks": "blocks.*"} if method is ETAC else {}))
+    before = getattr(adapter, name)
+    with pytest.raises(ValueError, match=str(wrong)):
+        setattr(adapter, name, wrong)
+    assert getattr(adapter, name) == before
+    adapter(images(8))
+
+
+def test_settings_that_follow_others_and_engines_take_effect() -> None:
+    adapter = ETAC(make("bn"), drop=0.2, blocks="blocks.*")
+    adapter.drop = 0.5
+    assert adapter.smoothing == 0.5
+    adapter.smoothing = 0.1
+    adapter.smoothing = None
+    assert adapter.smoothing == 0.5
+    adapter.engine = "eager"
+    adapter(images(8))
+    adapter.engine = acclimate.Engine("bf16")
+    assert adapter.to("cpu").engine.precision == "bf16", "a new engine outlasts a move"
+
+
+@pytest.mark.parametrize("given", ["bogus", "replayed", "recorded", 1.5, -0.1, True, ["source"], 3 + 1j])
+def test_statistics_that_do_not_exist_are_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match="statistics="):
+        Tent(make("bn")).predict_only(images(4), statistics=given)
+
+
+def test_the_share_of_the_batch_may_be_a_whole_number() -> None:
+    adapter = Tent(make("bn"))
+    for share, mode in ((1, 1.0), (0, "source")):
+        expected = adapter.predict_only(images(4), statistics=mode)
+        torch.testing.assert_close(adapter.predict_only(images(4), statistics=share), expected)
 
 
 def test_a_network_with_nan_weights_is_refused() -> None:

@@ -99,6 +99,7 @@ def test_dat_halves_its_rate_each_round_and_starts_a_domain_anew() -> None:
     adapter.new_domain(round=3)  # before the source is remembered
     assert furthest() == pytest.approx(0.01 / 4, rel=1e-3)
     assert adapter.chosen.any()
+    assert not [name for name in adapter.snapshot().tensors if name.startswith("optimizer/")], "no image uses it again"
     adapter.new_domain(round=2)
     assert not adapter.chosen.any()
     assert int(adapter.seen) == 0

@@ -197,7 +197,7 @@ def test_settings_of_the_optimizer_come_from_the_file_and_say_so(saved: Path) ->
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="its folder"):
         Tent(make("bn")).save(tmp_path / "nowhere" / "state")
-    with pytest.raises(FileNotFoundError, match="it is a folder"):
+    with pytest.raises(IsADirectoryError, match="it is a folder"):
         Tent(make("bn")).save(tmp_path)
 
 

@@ -5,8 +5,9 @@ for x in stream:
     logits = model(x)                               # predicts, then learns from x
 """
 
-from . import _moved, functional
+from . import functional
 from ._version import __version__
+from .checks import DivergenceError
 from .core.adapter import Adapter
 from .core.snapshot import Snapshot, StateError
 from .core.step import Step, Uncertainty
@@ -21,10 +22,9 @@ from .parts.batchnorm import Normalisation
 from .parts.fisher import Fisher
 from .parts.normalised import Normalised
 from .parts.parameters import norm_parameters
+from .parts.ranks import RankError, Ranks
 from .parts.selection import Everything, NonRedundant, Reliable, Scaled, Selector
 from .parts.subnetwork import StochasticDepth, subnetwork
-
-_moved.install()
 
 __all__ = [
     "DAT",
@@ -41,6 +41,7 @@ __all__ = [
     "Adapter",
     "BNAdapt",
     "CoTTA",
+    "DivergenceError",
     "Engine",
     "Everything",
     "Fisher",
@@ -50,6 +51,8 @@ __all__ = [
     "Normalised",
     "Policy",
     "RDumb",
+    "RankError",
+    "Ranks",
     "Reliable",
     "Scaled",
     "Selector",

@@ -44,6 +44,11 @@ class BNAdapt(Adapter):
             raise ValueError(f"BNAdapt: prior={prior} is negative")
         self.prior = prior
 
+    @property
+    def coupled(self) -> bool:
+        """Whether the logits of a sample depend on the rest of its batch: always."""
+        return True
+
     def mode(self, size: int) -> Mode:
         """Blend the statistics."""
         return size / (self.prior + size) if self.prior else super().mode(size)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from typing_extensions import Unpack
 
-from ..checks import refuse_non_finite
 from ..core.adapter import Adapter
 from ..core.options import Defaults, Options, Presets
 from ..functional import confidence, symmetric_cross_entropy
@@ -89,8 +88,6 @@ class CoTTA(Adapter):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(model, **options)
-        if loss not in ("symmetric", "teacher"):
-            raise ValueError(f'CoTTA: loss={loss!r}; expected "symmetric" or "teacher"')
         if views < 1 or not 0 <= restoration <= 1:
             raise ValueError(f"CoTTA: views={views} must be at least 1, and restoration={restoration} in [0, 1]")
         self.momentum, self.restoration, self.threshold = momentum, restoration, threshold
@@ -112,10 +109,10 @@ class CoTTA(Adapter):
 
     def _consistency(self, z: Tensor, z_t: Tensor, x: Tensor) -> Tensor:
         if z.dim() > 2:
-            return F.cross_entropy(resized(z, x), z_t.argmax(1))
+            return self.world.mean_of(F.cross_entropy(resized(z, x), z_t.argmax(1)), len(x))
         if self.loss == "symmetric":
-            return symmetric_cross_entropy(z, z_t).mean()
-        return F.cross_entropy(z, z_t.softmax(1))
+            return self.world.mean(symmetric_cross_entropy(z, z_t))
+        return self.world.mean_of(F.cross_entropy(z, z_t.softmax(1)), len(x))
 
     @torch.no_grad()
     def _teach(self, x: Tensor, anchor: dict[str, Tensor]) -> Tensor:
@@ -124,12 +121,14 @@ class CoTTA(Adapter):
         z_t = self.infer(x, teacher)
         if z_t.dim() > 2:
             confident = probabilities(partial(self.logits, parameters=anchor), x).amax(1)
-            return teach(partial(self.logits, parameters=teacher), z_t, confident, x, self.ratios, self.threshold)
-        if confidence(self.logits(x, anchor)).mean() >= self.threshold:
+            z_t = teach(partial(self.logits, parameters=teacher), z_t, confident, x, self.ratios, self.threshold)
+        elif self.world.mean(confidence(self.logits(x, anchor))) >= self.threshold:
             return z_t
-        predict = partial(self.captured, self._predict_views, reads=teacher.values())
-        z_t = mean_over_views(predict, self.augment, x, self.views, self.generator, together=not self.coupled)
-        refuse_non_finite(x, z_t)
+        else:
+            predict, together = partial(self.captured, self._predict_views, reads=teacher.values()), not self.coupled
+            views, share = self.views, self.step.share
+            z_t = mean_over_views(predict, self.augment, x, views, self.generator, together=together, share=share)
+        self.refuse_non_finite(x, z_t)
         return z_t
 
     @torch.no_grad()

@@ -98,9 +98,9 @@ class DAT(Adapter):
         z_t, u = self._teach(x, source)
         with self.runner.repeatable():  # two losses share the student's graph
             losses = F.cross_entropy(resized(self.predict(x).rows(), x), z_t.argmax(1), reduction="none")
-            self._learn(((u < self.uncertain) * losses).mean(), ((u > self.certain) * losses).mean())
+            self._learn(self.world.mean((u < self.uncertain) * losses), self.world.mean((u > self.certain) * losses))
         self.teacher.follow(self.runner.adapted, source)
-        self.seen += len(x)
+        self.seen += self.step.total
         return z_t
 
     def _learn(self, uncertain: Tensor, certain: Tensor) -> None:
@@ -125,7 +125,9 @@ class DAT(Adapter):
         logits = self.infer(x, teacher)
         confident = [probabilities(anchor, x, ratio).amax(1) for ratio in _ANCHOR_RATIOS]
         views = partial(self.logits, parameters=teacher)
-        return teach(views, logits, confident[0], x, self.ratios, self.threshold), torch.stack(confident).mean(0)
+        logits = teach(views, logits, confident[0], x, self.ratios, self.threshold)
+        self.refuse_non_finite(x, logits)
+        return logits, torch.stack(confident).mean(0)
 
     def answer(self, x: Tensor) -> Tensor:
         """Return the teacher's logits of one view."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 from typing_extensions import Unpack
@@ -12,7 +12,7 @@ from ..core.options import Options, Presets
 from ..core.step import Step
 from ..engine import recordable
 from ..functional import entropy
-from ..parts.fisher import Fisher, Images, refuse_fisher
+from ..parts.fisher import Fisher, Images, refuse_beta, refuse_fisher
 from ..parts.selection import Choice, Epsilon, Scaled, make_selector
 
 __all__ = ["EATA", "ETA", "Selecting"]
@@ -51,7 +51,7 @@ class EATA(Adapter):
         options: what every adapter takes, such as `lr` and `engine`: see `Adapter`.
     """
 
-    selective = True
+    selective = subset = True
     set_once = ("seed", "margin", "epsilon", "fisher")
     # For ten classes ε is 0.4. The rate is higher and β lower, so that a step's pull towards the source is the paper's.
     presets: ClassVar[Presets] = {
@@ -77,8 +77,13 @@ class EATA(Adapter):
     ) -> None:
         super().__init__(model, **options)
         self.margin, self.epsilon, self.beta, self.fisher = margin, epsilon, beta, fisher
-        self.select = make_selector(select, margin, epsilon)
+        self.select = make_selector(select, margin, epsilon).shared_by(self.world)
         self.regulariser = Fisher.weighted(beta, self, source, fisher)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "beta":
+            refuse_beta(self, value)
+        super().__setattr__(name, value)
 
     @recordable
     def adapt(self, x: Tensor) -> Tensor:

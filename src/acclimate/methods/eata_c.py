@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from ..checks import check_images
 from ..core.adapter import Adapter
 from ..core.options import Defaults, Options, Presets
 from ..core.step import Step, Uncertainty
 from ..engine import recordable
 from ..functional import certainty, consistency, entropy
 from ..parts.branches import Names
-from ..parts.fisher import Fisher, Images, refuse_fisher
+from ..parts.fisher import Fisher, Images, refuse_beta, refuse_fisher
 from ..parts.selection import Choice, Epsilon, Scaled, make_selector
 from ..parts.sharing import exclusive
 from ..parts.subnetwork import StochasticDepth, SubNetworks
@@ -62,7 +61,7 @@ class EATAC(Adapter):
         select: another S_c(x) instead of `Reliable(margin, weighted=False) * NonRedundant(epsilon)` (see `EATA`).
         options: `lr`, `optimizer`, `parameters` (`"all"` is EATA-C†), `statistics`, `strategy`, `classes`, `seed`: see
             `Adapter`. BatchNorm normalises the selected samples with their own statistics (`strategy="replay-subset"`,
-            the default), or with those of the full batch, repeated from the first pass (`"replay"`).
+            the default). `"replay"` repeats those of the full batch without a gradient, which costs accuracy.
     """
 
     cost = (2, 1)
@@ -108,20 +107,32 @@ class EATAC(Adapter):
     ) -> None:
         super().__init__(model, **options)
         self.alpha, self.beta, self.drop, self.weight = alpha, beta, drop, weight
-        self.smoothing = drop if smoothing is None else smoothing
+        self.smoothing = smoothing
         self.margin, self.epsilon, self.fisher = margin, epsilon, fisher
         self.divergence, self.schedule, self.per = divergence, schedule, per
         self.branches, self.blocks = branches, blocks
         if self.strategy in ("masked", "sparse"):
             raise ValueError('a sub-network needs a pass of its own: strategy="replay-subset" or "replay"')
-        if smoothing is not None and not 0 <= smoothing <= 1:
-            raise ValueError(f"smoothing={smoothing}: expected a number in [0, 1]")
-        if divergence not in ("forward", "reverse"):
-            raise ValueError(f'divergence={divergence!r}: expected "forward" or "reverse"')
         epsilon = Scaled(0.07) if epsilon == "auto" else epsilon
-        self.select = make_selector(select, margin, epsilon, weighted=False)
+        self.select = make_selector(select, margin, epsilon, weighted=False).shared_by(self.world)
         self.subnetworks()  # a wrong drop, schedule or per raises here, not at the first batch
         self.regulariser = Fisher.weighted(beta, self, source, fisher)
+
+    @property
+    def smoothing(self) -> float:
+        """The paper's p of Eq. (11): the drop ratio, unless another number was set."""
+        return self.drop if self._smoothing is None else self._smoothing
+
+    @smoothing.setter
+    def smoothing(self, smoothing: float | None) -> None:
+        if smoothing is not None and not 0 <= smoothing <= 1:
+            raise ValueError(f"smoothing={smoothing}: expected a number in [0, 1], or None for the drop ratio")
+        self._smoothing = smoothing
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "beta":
+            refuse_beta(self, value)
+        super().__setattr__(name, value)
 
     @recordable
     def adapt(self, x: Tensor) -> Tensor:
@@ -160,9 +171,12 @@ class EATAC(Adapter):
     @torch.inference_mode(False)
     @torch.no_grad()
     def opinions(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits of the network and of a sampled sub-network, without learning."""
-        x = check_images(x, self.device)
-        with self._aside(len(x)):
+        """Return the logits of the network and of a sampled sub-network, without learning.
+
+        The sample comes from the adapter's generator, which goes on.
+        """
+        x, share = self.admit(x)
+        with self._aside(share), self.runner.tf32():
             batch = self.predict(x.clone() if x.is_inference() else x)
             return batch.logits, batch.rows(subnetworks=self.subnetworks())
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 from typing_extensions import Unpack
 
-from ..checks import refuse_non_finite
 from ..core.adapter import Adapter
 from ..core.options import Defaults, Options, Presets
 from ..functional import marginal_entropy
@@ -49,7 +48,7 @@ class MEMO(Adapter):
     }
     task = "classification"
     episodic = True
-    without = ("statistics", "strategy")
+    without = ("statistics", "detach_statistics", "strategy")
 
     def __init__(
         self,
@@ -77,17 +76,26 @@ class MEMO(Adapter):
     def adapt(self, x: Tensor) -> Tensor:
         """Adapt to each image separately."""
         check_can_augment(self.augment, x, type(self).__name__)
-        refuse_non_finite(x, unit_range=self.unit_range)
-        views = views_of_each(self.augment, x, self.views, self.generator)
-        results = [self.captured(self._one, image, own) for image, own in zip(torch.split(x, 1), views, strict=True)]
+        self.refuse_non_finite(x, unit_range=self.unit_range)
+        views = views_of_each(self.augment, x, self.views, self.generator, self.step.share)
+        with self.world.together():
+            pairs = zip(x.unsqueeze(1), views, strict=True)
+            results = [self.captured(self._one, image, own) for image, own in pairs]
+            results = results or [(x.new_zeros(0), self._each(x))]  # a rank without images
         losses, logits = (torch.cat(each) for each in zip(*results, strict=True))
-        refuse_non_finite(x, torch.cat([losses.unsqueeze(1), logits], 1))
-        self.step.losses = {"entropy": losses.mean()}
+        self.refuse_non_finite(x, torch.cat([losses.unsqueeze(1), logits], 1))
+        self.step.losses = {"entropy": self.world.mean(losses)}
+        (self.step.dropped,) = self.world.counts(self.step.dropped)
         return logits
 
     def answer(self, x: Tensor) -> Tensor:
         """Return the logits of each image, normalised separately."""
-        return torch.cat([self.infer(image) for image in torch.split(x, 1)])
+        with self.world.together():
+            return self._each(x)
+
+    def _each(self, x: Tensor) -> Tensor:
+        with self.apart():
+            return torch.cat([self.infer(image) for image in torch.split(x, 1)])
 
     def _one(self, image: Tensor, views: Tensor) -> tuple[Tensor, Tensor]:
         with self.episode():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from ..checks import DivergenceError, refuse_non_finite
+from ..checks import DivergenceError
 from ..parts.counter import Counter
 from .eata import ETA, Selecting
 
@@ -39,7 +39,7 @@ class RDumb(ETA):
         """Start over if it is due; then predict and learn as ETA does."""
         found = None
         if int(self.batches) and int(self.batches) % self.every == 0:
-            refuse_non_finite(x)
+            self.refuse_non_finite(x)
             found = self.state.copy()
             self.state.start_over("select")
         try:

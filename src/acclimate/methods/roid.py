@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from typing_extensions import Unpack
 
-from ..checks import refuse_non_finite
 from ..core.adapter import Adapter
 from ..core.options import Defaults, Options, Presets
 from ..functional import entropy, soft_likelihood_ratio, symmetric_cross_entropy
-from ..parts.augment import Augment, Views, check_can_augment
+from ..parts.augment import Augment, Views, check_can_augment, several
 
 __all__ = ["ROID"]
 
@@ -67,8 +66,6 @@ class ROID(Adapter):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(model, **options)
-        if prior not in ("log", "released", None):
-            raise ValueError(f'ROID: prior={prior!r}; expected "log", "released" or None')
         if not 0 <= momentum <= 1 or not temperature > 0:
             raise ValueError(f"ROID: momentum={momentum} must lie in [0, 1] and temperature={temperature} above 0")
         self.temperature, self.momentum, self.prior = temperature, momentum, prior
@@ -82,19 +79,19 @@ class ROID(Adapter):
         batch = self.predict(x)
         p = batch.logits.softmax(1)
         mean = p.new_full(p.shape[1:], 1 / p.shape[1]) if self.mean is None else self.mean
-        d = _minmax(1 - F.cosine_similarity(mean[None], p))
-        keep = d >= d.mean()
-        w = (d * _minmax(-entropy(batch.logits)) / self.temperature).exp()[keep]
+        d = self._minmax(1 - F.cosine_similarity(mean[None], p))
+        keep = d >= self.world.mean(d)
+        w = (d * self._minmax(-entropy(batch.logits)) / self.temperature).exp()[keep]
         z = batch.rows(keep)
-        view = self.augment(x[keep], self.generator)
+        view = several(self.augment, x[keep], 1, self.generator, self.world.share(len(z)))
         z_view = self.traced(view)
-        refuse_non_finite(view, z_view)
+        self.refuse_non_finite(view, z_view)
         self.update(
-            likelihood_ratio=(w * soft_likelihood_ratio(z)).sum() / len(x),
-            consistency=(w * symmetric_cross_entropy(z, z_view)).sum() / len(x),
+            likelihood_ratio=self.world.sum((w * soft_likelihood_ratio(z)).sum()) / self.step.total,
+            consistency=self.world.sum((w * symmetric_cross_entropy(z, z_view)).sum()) / self.step.total,
         )
         self._ensemble()
-        self.mean = 0.9 * mean + 0.1 * p.mean(0)
+        self.mean = 0.9 * mean + 0.1 * self.world.mean(p, 0)
         return self.correct(batch.logits)
 
     @torch.no_grad()
@@ -104,18 +101,17 @@ class ROID(Adapter):
         torch._foreach_mul_(adapted, self.momentum)
         torch._foreach_add_(adapted, source, alpha=1 - self.momentum)
 
+    def _minmax(self, values: Tensor) -> Tensor:
+        """Scale to [0, 1]; zero where all are equal, as in a batch of one."""
+        low, high = self.world.extremes(values)
+        return torch.where(high > low, (values - low) / (high - low), 0.0)
+
     def correct(self, logits: Tensor) -> Tensor:
         """Correct the logits by how often each class is predicted."""
         if self.prior is None:
             return logits
-        size, classes = logits.shape
-        frequency = logits.softmax(1).mean(0)  # π
+        size, classes = self.step.overall(len(logits)), logits.shape[1]
+        frequency = self.world.mean(logits.softmax(1), 0)  # π
         smooth = max(1 / size, 1 / classes) / frequency.max()
         frequency = (frequency + smooth) / (1 + smooth * classes)  # π'
         return logits + frequency.log() if self.prior == "log" else logits * frequency
-
-
-def _minmax(values: Tensor) -> Tensor:
-    """Scale to [0, 1]; zero where all are equal, as in a batch of one."""
-    low, high = values.min(), values.max()
-    return torch.where(high > low, (values - low) / (high - low), 0.0)

@@ -10,12 +10,12 @@ from torch import Generator, Tensor, nn
 from torch.optim import Adam
 from typing_extensions import Unpack
 
-from ..checks import refuse_divergence, refuse_non_finite, soundness
+from ..checks import refuse_divergence, soundness
 from ..core.adapter import Adapter
 from ..core.options import Options, Presets
 from ..functional import free_energy
 from ..parts.image_buffer import ImageBuffer
-from ..parts.randomness import on_device
+from ..parts.randomness import draw, on_device
 
 __all__ = ["TEA"]
 
@@ -80,18 +80,19 @@ class TEA(Adapter):
 
     def adapt(self, x: Tensor) -> Tensor:
         """Learn to separate the batch from fake images, then predict."""
-        refuse_non_finite(x)
-        fake, places = self.replay.sample(x, self.renewal, self.generator)
+        self.refuse_non_finite(x)
+        fake, places = self.replay.sample(x, self.renewal, self.generator, self.step.share)
         fake = self.captured(self._langevin, fake, generator=on_device(self.generator, x.device))
         g_real = free_energy(self.predict(x).rows())
         z_fake = self.traced(fake)
-        sound = soundness(fake, z_fake).all()
-        self.update(sound=sound, real=-g_real.mean(), fake=free_energy(z_fake).mean())
+        sound = self.world.all(soundness(fake, z_fake))
+        self.update(sound=sound, real=-self.world.mean(g_real), fake=self.world.mean(free_energy(z_fake)))
         if bool(sound):
-            self.replay.write(fake, places)
+            self.replay.write(fake, places, self.world)
         with torch.no_grad():
             logits = self.logits(x)
-        refuse_divergence(logits)
+        with self.world.together():
+            refuse_divergence(logits)
         return logits
 
     def _langevin(self, x: Tensor, generator: Generator) -> Tensor:
@@ -99,6 +100,6 @@ class TEA(Adapter):
             for _ in range(self.steps):
                 x = x.detach().requires_grad_()
                 (slope,) = self.gradients(free_energy(self.traced(x)).sum(), of=[x])
-                noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+                noise = draw(torch.randn, x, generator, self.step.share)
                 x = x + self.step_size * slope + self.noise * noise
         return x.detach()

@@ -37,5 +37,5 @@ class Tent(Adapter):
     def adapt(self, x: Tensor) -> Tensor:
         """Predict, then lower the mean entropy of the batch."""
         batch = self.predict(x)
-        self.update(entropy=entropy(batch.rows()).mean())
+        self.update(entropy=self.world.mean(entropy(batch.rows())))
         return batch.logits
