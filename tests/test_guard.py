@@ -17,11 +17,11 @@ from cases import CASES
 from networks import CLASSES, images, make
 from torch import Tensor, nn
 
-from acclimate import ETA, TEA, Adapter, Guard, Policy, StateError, Tent
+from acclimate import ETA, TEA, Adapter, BNAdapt, Guard, Policy, StateError, Tent
 from acclimate.bench.networks import load_network
 from acclimate.data.digits import load_digits
 from acclimate.online.policy import POLICIES, Alarm, Health, Signals
-from acclimate.online.signals import diversity
+from acclimate.online.signals import diversity, repeated
 
 PROBE = images(64, seed=900)
 WIDE = 48  # images of a batch that is judged on its own
@@ -82,7 +82,8 @@ def alarms_expected() -> Iterator[None]:
 @pytest.mark.parametrize(("name", "family"), TABLE)
 def test_a_healthy_adapter_is_as_without_a_guard(name: str, family: str, policies: tuple[Policy, ...]) -> None:
     bare, inner = adapter_of(name, family), adapter_of(name, family)
-    guard = Guard(inner, probe=PROBE[:32], policies=policies, every=1)
+    tolerated = 0.1  # the smallest change flips predictions of an untrained network
+    guard = Guard(inner, probe=PROBE[:32], policies=policies, every=1, tolerated=tolerated)
     for x in batches(5, 16):
         assert torch.equal(guard(x), bare(x))
         assert equal(parameters_of(inner.model), parameters_of(bare.model))
@@ -97,7 +98,7 @@ def test_checks_become_rare() -> None:
     guard = Guard(tent(1e-5), every=8, policies=())
     for x in batches(40):
         guard(x)
-    assert [signals.batch for signals in guard.health.history] == [0, 4, 10, 18, 26, 34]
+    assert [signals.batch for signals in guard.health.history] == [*range(0, 24, 2), 24, 27, 30, 33, 37]
 
 
 def test_it_has_what_the_adapter_has() -> None:
@@ -186,14 +187,16 @@ def test_it_replays_from_the_middle_of_a_pause(tmp_path: Path) -> None:
         assert guard.health.batches > guard.health.alarms[0].batch + 3
 
 
-@pytest.mark.parametrize("family", ["bn", "ln"])
-def test_it_replays_from_the_middle_of_a_window(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "size", "where"), [("bn", 5, "window/ours"), ("ln", 5, "gathered"), ("ln", 10, "window/ours")]
+)
+def test_it_replays_from_the_middle_of_a_window(family: str, size: int, where: str, tmp_path: Path) -> None:
     guard, other = (Guard(tent(1e-6, family), probe=PROBE, every=1) for _ in range(2))
-    for x in batches(4, 5):
+    for x in batches(20 // size, size):
         guard(x)
-    assert len(guard.snapshot().tensors["guard/window/ours"]) == 20
+    assert len(guard.snapshot().tensors[f"guard/{where}"]) == 20
     assert not guard.health.history
-    replays(guard, other, tmp_path / "state", batches(8, 5, seed=50))
+    replays(guard, other, tmp_path / "state", batches(40 // size, size, seed=50))
     assert len(guard.health.history) == 1
 
 
@@ -229,7 +232,7 @@ def test_guard_and_adapter_refuse_each_others_files(tmp_path: Path) -> None:
 
 
 def test_a_collapse_is_noticed_and_undone() -> None:
-    bare, guard = tent(0.1), Guard(tent(0.1), pause=16)
+    bare, guard = tent(0.1), Guard(tent(0.1), pause=32)
     source = parameters_of(guard.adapter.model)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -513,15 +516,23 @@ def test_a_partial_reset_stops_the_momentum() -> None:
 
 
 def test_three_checks_in_a_row() -> None:
-    guard = Guard(tent(1e-5), every=1, policies=[Policy("entropy", "skip", above=0.0, times=3)])
-    found = []
-    for i, x in enumerate(batches(7)):
-        above = 99.0 if i == 2 else 0.0  # two checks, a quiet one, then three
-        guard.policies = (Policy("entropy", "skip", above=above, times=3),)
-        with alarms_expected():
-            guard(x)
-        found.append(guard.health.doing)
-    assert found == ["learning"] * 5 + ["skip"] * 2
+    guard = Guard(tent(1e-5), policies=[Policy("entropy", "skip", above=0.5, times=3)])
+    judge, rung = guard._judge, []
+    for entropy in (1, 1, 0, 1, 1, 1, 1):
+        judge.health.signals = Signals(entropy=entropy)
+        rung += [rings for _, rings in judge.rulings(["entropy"])]
+    assert rung == [False] * 5 + [True] * 2
+
+
+def test_policies_can_be_added_later() -> None:
+    guard = Guard(tent(1e-5), every=1)
+    (x, *_) = batches(1)
+    guard(x)
+    guard.policies = (*guard.policies, Policy("entropy", "skip", above=0.0))
+    with alarms_expected():
+        guard(x)
+        guard(x)
+    assert guard.health.doing == "skip"
 
 
 def test_a_rollback_by_hand() -> None:
@@ -575,7 +586,7 @@ def test_thresholds() -> None:
 
 
 def test_frozen() -> None:
-    guard, adapter = Guard(tent(1e-2)), tent(1e-2)
+    guard, adapter = Guard(tent(1e-2), policies=()), tent(1e-2)
     guard(images(WIDE))
     learned = parameters_of(guard.adapter.model)
     guard.frozen = True
@@ -614,13 +625,13 @@ def test_reset_gives_the_source_and_forgets() -> None:
     guard.reset()
     assert same_state(guard.adapter, source.adapter)
     assert guard.health == Health()
-    assert len(guard._ring) == 1
+    assert len(guard._actions.ring) == 1
     assert guard(images(8)).shape == (8, CLASSES)
     assert guard.last.updated
 
 
 def test_after_a_reset_the_same_batches_give_the_same_health() -> None:
-    guard = Guard(tent(1e-3), probe=PROBE, every=1)
+    guard = Guard(tent(1e-4), probe=PROBE, every=1)
     lives = []
     for _ in range(2):
         for x in batches(3):
@@ -664,7 +675,7 @@ def test_a_rollback_after_a_cast() -> None:
 
 
 def test_inference_mode() -> None:
-    guard, other = (Guard(tent(1e-3), probe=PROBE, every=1) for _ in range(2))
+    guard, other = (Guard(tent(1e-4), probe=PROBE, every=1) for _ in range(2))
     with torch.inference_mode():
         inside = [guard(x) for x in batches(3)]
     assert all(torch.equal(other(x), z) for x, z in zip(batches(3), inside, strict=True))
@@ -712,11 +723,36 @@ def test_the_ring_is_bounded(ring: int) -> None:
     source = parameters_of(guard.adapter.model)
     for x in batches(6):
         guard(x)
-        sizes.append(len(guard._ring))
+        sizes.append(len(guard._actions.ring))
     assert sizes == [min(i + 2, ring + 1) for i in range(6)]
     for _ in range(ring + 1):
         guard.rollback()
     assert equal(parameters_of(guard.adapter.model), source), "the source is never dropped"
+
+
+@pytest.mark.parametrize("sick", [0, 1, 2, 3, 9])
+def test_a_rollback_goes_to_the_newest_snapshot_that_is_healthy(sick: int) -> None:
+    guard, states = Guard(tent(1e-2), every=1, policies=()), []
+    for x in batches(3):
+        states.append(parameters_of(guard.adapter.model))  # as it is kept; the first one is the source
+        guard(x)
+    answers = iter([True] * sick + [False] * 9)
+    guard._actions.back(lambda: next(answers))
+    assert equal(parameters_of(guard.adapter.model), states[max(0, 2 - sick)])
+    assert guard.health.rollbacks == 1
+
+
+@pytest.mark.parametrize("sick", [0, 2, 99])
+def test_a_partial_reset_goes_on_until_it_is_healthy(sick: int) -> None:
+    guard = Guard(tent(1e-1), policies=())
+    source = torch.cat([p.detach().flatten() for p in guard.adapted])
+    for x in batches(3):
+        guard(x)
+    before = torch.cat([p.detach().flatten() for p in guard.adapted])
+    answers = iter([True] * sick + [False] * 9)
+    guard._actions.nearer(lambda: next(answers))
+    now, share = torch.cat([p.detach().flatten() for p in guard.adapted]), 0.0 if sick == 99 else 0.5 ** (sick + 1)
+    torch.testing.assert_close(now, source + share * (before - source))
 
 
 @pytest.mark.parametrize(("name", "family"), [row for row in TABLE if row[0] != "tea"])
@@ -725,7 +761,7 @@ def test_the_ring_has_all_of_a_method(name: str, family: str) -> None:
     guard(images(WIDE))
     now = guard.adapter.snapshot()
     guard(images(WIDE, 1))
-    guard._back()
+    guard._actions.back()
     again = guard.adapter.snapshot()
     assert again.tensors.keys() == now.tensors.keys()
     assert all(torch.equal(again.tensors[n], t) for n, t in now.tensors.items() if not n.startswith("state/passes"))
@@ -737,7 +773,7 @@ def test_images_of_tea_are_not_copied() -> None:
         guard(x)
     large = [name for name in guard.adapter.snapshot().tensors if name.startswith("state/replay.from")]
     assert large
-    assert all(name not in each.tensors for each in guard._ring.snapshots[1:] for name in large)
+    assert all(name not in each.tensors for each in guard._actions.ring.snapshots[1:] for name in large)
     guard.rollback()
     assert guard(images(WIDE)).isfinite().all()
 
@@ -773,14 +809,142 @@ def test_the_history_is_bounded() -> None:
     assert [signals.batch for signals in health.history] == [*range(88, 600)]
 
 
+def test_alarms_are_bounded_and_counted() -> None:
+    health = Health()
+    for batch in range(600):
+        before = copy.deepcopy(health)
+        health.ring(Alarm(batch, "skew", 1.0, "source"))
+        assert [alarm.batch for alarm in health.alarms_since(before)] == [batch]
+    assert [alarm.batch for alarm in health.alarms] == [*range(88, 600)]
+    assert health.alarm_count == 600
+    assert health.alarms_since(health) == []
+    assert health.alarms_since(None) == health.alarms
+
+
+def test_its_call_shows_what_differs_from_the_defaults() -> None:
+    assert repr(Guard(tent())) == f"Guard({tent()!r})"
+    shown = repr(Guard(tent(), probe=PROBE, every=3, tolerated=0.2, policies=()))
+    assert all(word in shown for word in ("every=3", "tolerated=0.2", "policies=()", "64 images"))
+    assert "pause" not in shown
+
+
+def test_the_statistics_of_bn_adapt_are_looked_at() -> None:
+    guard = Guard(BNAdapt(make("bn")), probe=PROBE)
+    guard(images(WIDE))
+    assert guard.health.signals.skew is not None
+
+
 # Small batches --------------------------------------------------------------------------------------------------------
 
 
-def test_small_batches_are_collected_and_their_pauses_are_longer() -> None:
+def test_gathered_images_follow_the_network() -> None:
+    guard = Guard(tent(), policies=())
+    guard(images(1))
+    guard.double()
+    assert guard(images(1).double()).dtype == torch.float64
+
+
+def test_single_images_are_gathered_and_learned_from_together() -> None:
+    guard, bare = Guard(tent(1e-2), policies=()), tent(1e-2)
+    source = parameters_of(guard.adapter.model)
+    for number, x in enumerate(images(48).split(1)):
+        assert equal(parameters_of(guard.adapter.model), source)
+        logits = guard(x)
+        assert torch.equal(logits, bare.predict_only(x)), "predicted at once, by what was learned before"
+        assert guard.last.size == 1
+        assert guard.health.batches == number + 1
+    bare(images(48))
+    assert equal(parameters_of(guard.adapter.model), parameters_of(bare.model))
+    assert int(guard.passes.forwards) == 2 * 48
+
+
+def test_pauses_and_gaps_are_counted_in_images() -> None:
     guard = Guard(tent(1e-6), pause=4, every=2, policies=[Policy("entropy", "roll back", above=0.0, times=2)])
     with alarms_expected():
-        for x in images(97).split(1):
+        for x in images(144).split(1):
             guard(x)
     health = guard.health
-    assert [signals.batch for signals in health.history] == [47, 96], "48 images in a row, a gap of one, 48 again"
-    assert (health.doing, health.since, health.until) == ("paused", 96, 96 + 4 * 48)
+    assert [signals.batch for signals in health.history] == [47, 143]
+    assert (health.doing, health.since, health.until) == ("paused", 143, 143 + 4 * 48)
+
+
+@pytest.mark.parametrize(("name", "family"), [("tent", "bn"), ("tent", "seg"), ("memo", "ln")])
+def test_who_does_not_gather(name: str, family: str) -> None:
+    guard = Guard(adapter_of(name, family), policies=())
+    for x in batches(2, 2):
+        guard(x)
+    assert guard._gathered is None
+    assert guard.last.updated == (family != "bn"), "BatchNorm does not learn from two images, but from many pixels"
+
+
+# A stuck camera -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["bn", "ln"])
+def test_the_source_answers_a_stuck_camera(family: str) -> None:
+    guard = Guard(tent(1e-3, family), policies=POLICIES[:1], every=64)
+    for x in batches(3):
+        guard(x)
+    learned, stuck = parameters_of(guard.adapter.model), images(1, 9).expand(WIDE, -1, -1, -1)
+    with pytest.warns(UserWarning, match="repeated"):
+        logits = guard(stuck)
+    assert torch.equal(logits, guard.adapter.predict_source(stuck)), "from the first batch, between two checks"
+    guard(stuck)
+    assert equal(parameters_of(guard.adapter.model), learned)
+    assert [guard(x) is None or guard.health.doing for x in batches(3, seed=60)] == ["source", "learning", "learning"]
+    assert not equal(parameters_of(guard.adapter.model), learned)
+
+
+def test_half_of_the_images_may_repeat() -> None:
+    x = images(9)
+    assert float(repeated(x)) == 0
+    assert float(repeated(x[[0, 0, 1, 1, 2, 2, 3, 3, 4]])) == 0.5
+    assert float(repeated(x[:1])) == 0
+
+
+def test_one_signal_does_not_end_what_another_has_begun() -> None:
+    policies = (POLICIES[0], Policy("entropy", "source", above=0.0))
+    guard = Guard(tent(1e-5), policies=policies, every=64)
+    with alarms_expected():
+        for x in batches(6):
+            guard(x)
+    assert (guard.health.doing, [alarm.signal for alarm in guard.health.alarms]) == ("source", ["entropy"])
+
+
+# Back-off -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_second_alarm_restores_the_source() -> None:
+    guard, states = Guard(tent(1e-4), every=1, pause=1), []
+    source = parameters_of(guard.adapter.model)
+    with alarms_expected():
+        for turn in range(2):
+            for x in batches(4, seed=10 * turn):
+                guard(x)
+            spoil(guard)
+            guard(images(WIDE, 50 + turn))
+            states.append(parameters_of(guard.adapter.model))
+    assert not equal(states[0], source)
+    assert equal(states[1], source)
+
+
+def test_after_a_long_healthy_stretch_an_alarm_is_a_first_one() -> None:
+    guard = Guard(tent(1e-5), every=4, pause=1)
+    with alarms_expected():
+        guard(images(WIDE))
+        spoil(guard)
+        guard.rollback()
+        assert guard._actions.again
+        for x in batches(16):
+            guard(x)
+    assert not guard._actions.again
+
+
+def test_a_suspicious_draw_is_looked_at_closer() -> None:
+    guard = Guard(tent(1e-5), probe=PROBE, every=1, policies=())
+    guard(images(WIDE))
+    assert guard.health.passes == WIDE + 32
+    spoil(guard)
+    guard(images(WIDE, 1))
+    assert guard.health.passes == 2 * WIDE + 32 + 8 * 32
+    assert int(guard.passes.forwards) == 2 * WIDE, "passes of checks are counted apart from the method's"

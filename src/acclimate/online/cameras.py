@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +16,8 @@ from typing_extensions import Self
 from ..checks import warn
 from ..core.adapter import Statistics
 from ..core.snapshot import Snapshot
-from ..files import write_text
+from ..files import AnyPath, is_file, matching, read_text, remove, to_path, write_text
+from .folder_lock import FolderLock
 
 __all__ = ["Stateful", "Streams"]
 
@@ -69,29 +71,38 @@ class Streams:
 
     A camera's state in `folder` is one safetensors file, and beside it a text file with the camera's name. A state is
     written when it leaves the memory, by `save()`, and at the end of a `with` block. A kill at any moment loses at most
-    what was learned since. States that are in the folder already are read when their cameras come. One process at a
-    time may use a folder.
+    what was learned since. States that are in the folder already are read at the camera's first call. One process at a
+    time may use a folder: another one gets a RuntimeError, until the first has ended, has left its `with` block, or has
+    dropped the cameras.
 
     Threads may share the cameras: calls take turns.
 
     Args:
         adapter: an adapter or a guard.
         most: the number of states in memory. The one that was used least recently makes room.
-        folder: where the other states are; None forgets them.
+        folder: where the other states are, also in storage (`s3://bucket/states`); None forgets them.
+        shared: other processes use the folder, too. A state that is not in memory is looked up in the folder each time.
+            If two processes have one camera at the same time, the last to write it wins.
     """
 
-    def __init__(self, adapter: Stateful, *, most: int = 1000, folder: str | Path | None = None) -> None:
+    def __init__(
+        self, adapter: Stateful, *, most: int = 1000, folder: str | Path | None = None, shared: bool = False
+    ) -> None:
         if most < 1:
             raise ValueError(f"Streams: most={most} must be at least 1")
-        self.adapter, self.most = adapter, most
-        self.folder = None if folder is None else Path(folder)
+        self.adapter, self.most, self.shared = adapter, most, shared
+        self.folder = None if folder is None else to_path(folder)
+        if isinstance(self.folder, Path):
+            self.folder.mkdir(parents=True, exist_ok=True)
         self.current: str | None = None
         """The camera whose state is in the network."""
         self._start = adapter.snapshot()
         self._states: OrderedDict[str, Snapshot] = OrderedDict()  # the current one's is of when it came
         self._changed: set[str] = set()  # differ from their files
-        self._stored = {} if self.folder is None else _stored(self.folder)
+        self._stored: dict[str, AnyPath] = {}
+        self._lock = FolderLock(self.folder) if isinstance(self.folder, Path) and not shared else None
         self._warned = False
+        self._hold(look=True)
 
     def __call__(self, key: str, x: Tensor) -> Tensor:
         """Predict a batch with the state of this camera and learn from it; return logits.
@@ -120,6 +131,14 @@ class Streams:
                 if not known:
                     self._forget(key)
 
+    @contextmanager
+    def using(self, key: str) -> Iterator[None]:
+        """Hold the network with the state of this camera, for calls on the adapter itself, such as `rollback()`."""
+        with self.adapter.sharing:
+            self._known(key)
+            self._switch(key)
+            yield
+
     def save(self) -> None:
         """Write all states that have changed since they were written."""
         if self.folder is None:
@@ -129,15 +148,31 @@ class Streams:
             for key in [key for key in self._states if key in self._changed]:
                 self._write(key)
 
+    def release(self, key: str) -> None:
+        """Write the state of a camera if it has changed, and let it leave the memory."""
+        if self.folder is None:
+            raise ValueError("Streams: give folder= to release states; reset(key) forgets one")
+        with self.adapter.sharing:
+            self._keep()
+            if key in self._changed:
+                self._write(key)
+            self._forget(key)
+
     def reset(self, key: str) -> None:
         """Forget what this camera has learned, also in the folder. It starts anew when it comes again."""
         with self.adapter.sharing:
+            self._known(key)
             if key == self.current:
                 self.adapter.restore(self._start)
             self._forget(key)
             if (path := self._stored.pop(key, None)) is not None:
-                path.unlink(missing_ok=True)
-                path.with_suffix(".txt").unlink(missing_ok=True)
+                remove(path)
+                remove(_name_file(path))
+
+    def has(self, key: str) -> bool:
+        """Return whether this camera has a state, also if another process has written it; `in` knows only our own."""
+        with self.adapter.sharing:
+            return self._known(key)
 
     def keys(self) -> list[str]:
         """Return the names of all cameras, also of those that are only in the folder."""
@@ -158,17 +193,40 @@ class Streams:
         return len(self.keys())
 
     def __enter__(self) -> Self:
+        with self.adapter.sharing:
+            self._hold(look=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.folder is not None:
-            self.save()
+        try:
+            if self.folder is not None:
+                self.save()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+
+    def _hold(self, *, look: bool = False) -> None:
+        """Keep other processes out of the folder. Where they could come in, or to `look`, read again what is there."""
+        taken = self._lock is not None and self._lock.hold()
+        if self.folder is None or not (taken or look):
+            return
+        self._keep()
+        before, self._stored = self._stored, _stored(self.folder)
+        for key in [key for key in self._states if key in before and key not in self._changed]:
+            self._forget(key)
 
     def _known(self, key: str) -> bool:
         """Return whether this camera has a state; raise if it cannot have one."""
         if not isinstance(key, str) or not key:
             raise ValueError(f"the name of a camera is a string with at least one character, got {key!r}")
         key.encode()  # raises for half of a surrogate pair, which no file can have
+        self._hold()
+        if self.shared and self.folder is not None and key not in self._states:
+            path = self.folder / f"{_hash(key)}.safetensors"
+            if is_file(path):
+                self._stored[key] = path
+            else:
+                self._stored.pop(key, None)
         return key in self
 
     def _switch(self, key: str) -> None:
@@ -186,7 +244,7 @@ class Streams:
     def _find(self, key: str) -> Snapshot:
         if key in self._states:
             return self._states[key]
-        return self.adapter.read(self._stored[key]) if key in self._stored else self._start
+        return self.adapter.read(str(self._stored[key])) if key in self._stored else self._start
 
     def _keep(self) -> None:
         """Keep the state of the current camera, and note whether it has changed."""
@@ -218,10 +276,11 @@ class Streams:
     def _write(self, key: str) -> None:
         """Write a state that has changed: its name first, so that each state has one."""
         assert self.folder is not None  # noqa: S101
+        self._hold()
         path = self.folder / f"{_hash(key)}.safetensors"
         if key not in self._stored:
-            write_text(path.with_suffix(".txt"), key)
-        self.adapter.save(path, self._states[key])
+            write_text(_name_file(path), key)
+        self.adapter.save(str(path), self._states[key])
         self._stored[key] = path
         self._changed.discard(key)
 
@@ -237,12 +296,15 @@ def _hash(key: str) -> str:
     return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
 
 
-def _stored(folder: Path) -> dict[str, Path]:
-    """Return the states in a folder by the names of their cameras, and create the folder if needed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = sorted(folder.glob("*.safetensors"))
-    names = {path: path.with_suffix(".txt") for path in paths}
-    return {name.read_bytes().decode(): path for path, name in names.items() if name.is_file()}
+def _name_file(path: AnyPath) -> AnyPath:
+    """Return the file with the name of a state's camera."""
+    return to_path(str(path).removesuffix(".safetensors") + ".txt")
+
+
+def _stored(folder: AnyPath) -> dict[str, AnyPath]:
+    """Return the states in a folder by the names of their cameras."""
+    names = {path: _name_file(path) for path in matching(folder, "*.safetensors")}
+    return {read_text(name): path for path, name in names.items() if is_file(name)}
 
 
 def _same(a: Snapshot, b: Snapshot) -> bool:

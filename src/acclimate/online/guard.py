@@ -5,43 +5,43 @@
     print(model.health)        # signals, alarms, what was done about them, since when
 
 Now and then a batch is checked: it is also predicted by the source network, and the two predictions are compared
-(`signals`). Policies say what follows from that (`policy`). Checks come every few batches at first and after an alarm,
-and then less and less often, up to one in `every`.
+(`judge`). Policies say what follows from that (`policy`, `actions`). Checks come every second batch at first and after
+an alarm, and then less and less often, up to one in `every`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 
-from ..checks import DivergenceError, warn
+from ..checks import DivergenceError
 from ..core.adapter import Adapter, Statistics
 from ..core.snapshot import Snapshot, StateError
 from ..core.step import Step
-from ..functional import entropy
-from ..parts.fisher import Fisher, Images
-from ..parts.multiscale import resized
+from ..parts.fisher import Images
 from ..parts.sharing import exclusive
-from .policy import LASTING, POLICIES, Alarm, Health, Policy, Signals
+from ..parts.world import Share
+from .actions import Actions
+from .judge import ENOUGH, SMALL, Judge
+from .policy import POLICIES, Alarm, Health, Policy
 from .probe import Probe
-from .ring import Ring
-from .signals import content, distance, diversity, per_sample, shuffle_patches
 
-__all__ = ["Guard"]
+__all__ = ["GUARD_OPTIONS", "Guard"]
+
+GUARD_OPTIONS = ("every", "tolerated", "risk", "ring", "pause")
+"""Numbers that a command line can set."""
 
 _FIRST = 2  # batches between checks at first, and after an alarm
-_LOOK = 16  # images that the source network looks at for their content
-_GRIDS = (4, 16)  # how finely they are shuffled
-_LOOKED = ("skew", "content")  # signals that are known before the prediction
-_ENOUGH = 48  # samples for a judgement; smaller batches are collected
-_SMALL = 8  # batches of fewer images have no statistics worth learning with
+_GROWTH = 8  # later, an eighth of the batches since then
 _PRIOR = 16  # images that the source's statistics count for in such a batch
-_LONGEST = 4096  # batches of a pause
 
 
 class Guard(nn.Module):
@@ -79,10 +79,10 @@ class Guard(nn.Module):
         probe: Images | None = None,
         policies: Sequence[Policy] = POLICIES,
         every: int = 64,
-        tolerated: float = 0.1,
+        tolerated: float = 0.01,
         risk: float = 0.01,
         ring: int = 4,
-        pause: int = 8,
+        pause: int = 4,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -90,39 +90,35 @@ class Guard(nn.Module):
             raise TypeError(f"a Guard watches an adapter, such as EATA(net), not a {type(adapter).__name__}")
         if every < 1 or ring < 1 or pause < 1:
             raise ValueError(f"Guard: every={every}, ring={ring} and pause={pause} must be at least 1")
-        self.policies, self.every, self.pause, self.probe = tuple(policies), every, pause, None
+        self.every, self.pause, self.probe = every, pause, None
         self.adapter = adapter  # after what has the same name in some adapters, which is the guard's then
         self._most, self._seed = ring, seed
-        self._random = Generator().manual_seed(seed)  # its own, so that the adapter's is as without a guard
-        self.probe = None if probe is None else Probe(adapter, probe, tolerated, risk, self._random)
-        self._importance = self._estimate_importance()
-        self._dense = False  # whether the network is a segmenter
+        self._options = dict(zip(GUARD_OPTIONS, (every, tolerated, risk, ring, pause), strict=True))
+        random = Generator().manual_seed(seed)  # its own, so that the adapter's is as without a guard
+        adapter.world.same("guard", str((probe is None, policies, every, tolerated, risk, ring, pause, seed)))
+        self.probe = None if probe is None else Probe(adapter, probe, tolerated, risk, random)
+        self._judge = Judge(adapter, self.probe, policies, random)
+        self._dense: bool | None = None  # whether the network is a segmenter, once that is known
         self._begin()
-
-    def _estimate_importance(self) -> Tensor | None:
-        own = getattr(self.adapter, "regulariser", None)
-        if isinstance(own, Fisher) and own.importance is not None:
-            return own.importance
-        if self.probe is None or not self.adapter.adapted:
-            return None
-        return Fisher.estimate(self.adapter, self.probe.images[:256]).importance
 
     def _begin(self) -> None:
         """Start to watch, from the adapter as it is."""
-        self._random.manual_seed(self._seed)
-        self._health = Health(doing="frozen" if self.adapter.frozen else "learning")
-        self._interval, self._next, self._pause = self._first_interval, 0, self.pause
-        self._quiet = 0  # checks without the signal of a lasting action
-        self._streaks = [0] * len(self.policies)
-        self._window: dict[str, Tensor] = {}
-        self._totals = torch.zeros(3, dtype=torch.float64, device=self.adapter.device)  # kept, entropy, drops
-        self._samples = 0
-        self._ring = Ring(self.adapter, self._most)
+        self._judge.random.manual_seed(self._seed)
+        self._judge.begin()
+        self._next = self._calm = 0  # the next check, and the batch since which nothing has happened
+        self._stretch = 1  # so many batches are enough for a judgement
+        self._gathered: Tensor | None = None
+        self._actions = Actions(self.adapter, self._health, self._most, self.pause)
         self._last: Step | None = None
 
     @property
-    def _first_interval(self) -> int:
-        return min(_FIRST, self.every)
+    def _health(self) -> Health:
+        return self._judge.health
+
+    @property
+    def _size(self) -> int:
+        """The number of images of the current batch, on all ranks."""
+        return self._judge.share.total
 
     # For users --------------------------------------------------------------------------------------------------------
 
@@ -134,16 +130,16 @@ class Guard(nn.Module):
 
         Images with NaN or infinity are not shown to the network; their logits are zero.
         """
+        x, self._judge.share = self.adapter.admit(x)
         try:
             return self._answer(x)
         except ValueError:
-            if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2 or not len(x):
-                raise
             fine = x.isfinite().flatten(1).all(1)
-            if bool(fine.all()):
+            if bool(self.world.all(fine)):
                 return self._answer(x)  # the error was that of an earlier batch, or it is raised again
             return self._answer_some(x, fine)
 
+    @exclusive
     def predict_only(self, x: Tensor, *, statistics: Statistics | None = None) -> Tensor:
         """Return the logits of x as they would be predicted now. Nothing is learned, counted or changed.
 
@@ -151,7 +147,19 @@ class Guard(nn.Module):
         """
         if self._health.doing == "source":
             return self.adapter.predict_source(x)
-        return self.adapter.predict_only(x, statistics=self._statistics(len(x)) if statistics is None else statistics)
+        if statistics is None:
+            statistics = self._statistics(self.adapter.admit(x)[1].total)
+        return self.adapter.predict_only(x, statistics=statistics)
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """What to do when."""
+        return self._judge.policies
+
+    @policies.setter
+    @exclusive
+    def policies(self, policies: Sequence[Policy]) -> None:
+        self._judge.policies = tuple(policies)
 
     @property
     def health(self) -> Health:
@@ -169,6 +177,7 @@ class Guard(nn.Module):
         return self.adapter.frozen
 
     @frozen.setter
+    @exclusive
     def frozen(self, frozen: bool) -> None:
         self.adapter.frozen = frozen
         self._resume()
@@ -177,8 +186,8 @@ class Guard(nn.Module):
     @torch.inference_mode(False)
     def rollback(self) -> None:
         """Restore the last healthy snapshot, and pause learning."""
-        self._back()
-        self._start_pause()
+        self._actions.back()
+        self._actions.start_pause()
 
     @exclusive
     @torch.inference_mode(False)
@@ -196,17 +205,15 @@ class Guard(nn.Module):
         own = self.adapter.snapshot()
         tensors = {
             **own.tensors,
-            **{f"guard/window/{name}": value.clone() for name, value in self._window.items()},
-            **{f"guard/ring/{name}": tensor for name, tensor in self._ring.tensors().items()},
-            "guard/totals": self._totals.clone(),
-            "guard/generator": self._random.get_state(),
+            **{f"guard/{name}": tensor for name, tensor in self._judge.tensors().items()},
+            **{f"guard/ring/{name}": tensor for name, tensor in self._actions.ring.tensors().items()},
+            **({} if self._gathered is None else {"guard/gathered": self._gathered.clone()}),
         }
         memory = {
-            "health": self._health.as_dict(),
-            "ring": self._ring.settings(),
-            "probe": None if self.probe is None else self.probe.state(),
-            "counts": [self._interval, self._next, self._pause, self._quiet, self._samples, self._dense],
-            "streaks": [*self._streaks],
+            **self._judge.state(),
+            "ring": self._actions.ring.settings(),
+            "counts": [self._next, self._calm, self._stretch, self._dense],
+            "actions": [self._actions.pause, self._actions.quiet, self._actions.cause],
             "frozen": self.adapter.frozen,
         }
         return Snapshot(tensors, {**own.settings, "guard": memory})
@@ -223,19 +230,18 @@ class Guard(nn.Module):
         theirs = {name: t for name, t in snapshot.tensors.items() if not name.startswith("guard/")}
         self.adapter.restore(Snapshot(theirs, {n: v for n, v in snapshot.settings.items() if n != "guard"}))
         self.adapter.frozen = memory["frozen"]
-        self._health = Health.from_dict(memory["health"])
-        self._interval, self._next, self._pause, self._quiet, self._samples, self._dense = memory["counts"]
-        self._streaks = [*memory["streaks"]]
-        if self.probe is not None:
-            self.probe.load(memory["probe"])
-        self._ring.load(_within("ring", mine), memory["ring"])
-        self._window = {name: t.to(self.adapter.device) for name, t in _within("window", mine).items()}
-        self._totals = mine["totals"].to(self.adapter.device, copy=True)
-        self._random.set_state(mine["generator"].cpu())
+        self._judge.load(mine, memory)
+        actions = self._actions
+        self._next, self._calm, self._stretch, self._dense = memory["counts"]
+        actions.pause, actions.quiet, actions.cause = memory["actions"]
+        actions.health = self._health
+        self._gathered = mine["gathered"].to(self.adapter.device, copy=True) if "gathered" in mine else None
+        actions.ring.load(_within("ring", mine), memory["ring"])
         self._last = None
 
     def save(self, path: str | Path, snapshot: Snapshot | None = None) -> None:
         """Write adapter and guard to one safetensors file, completely or not at all."""
+        self.world.same("guard", sha256(str(self._judge.state()).encode()).hexdigest())
         self.adapter.save(path, snapshot or self.snapshot())
 
     def load(self, path: str | Path) -> None:
@@ -253,83 +259,113 @@ class Guard(nn.Module):
 
     def _answer_some(self, x: Tensor, fine: Tensor) -> Tensor:
         """Answer images that are not finite with a uniform prediction."""
-        some = self._answer(x[fine]) if bool(fine.any()) else self.adapter.predict_source(torch.zeros_like(x[:1]))[:0]
+        self._judge.share = share = self.world.share(int(fine.sum()))
+        some = self._answer(x[fine]) if share.total else self.adapter.predict_source(torch.zeros_like(x[:1]))[:0]
         logits = some.new_zeros(len(x), *some.shape[1:])
         logits[fine] = some
-        self._health.rejected += int((~fine).sum())
-        if not bool(fine.any()):
+        self._health.rejected += self.world.share(len(x)).total - share.total
+        if not share.total:
             self._last = Step(len(x), logits=logits)
         return logits
 
     def _serve(self, x: Tensor) -> Tensor:
+        self._stretch = -(-ENOUGH // max(1, min(ENOUGH, self._size)))
+        logits = self._gather(x) if self._gathers(x) else self._take(x)
+        self._health.batches += 1
+        return logits
+
+    def _gathers(self, x: Tensor) -> bool:
+        """Return whether a batch is so small that images are gathered before the method learns from them."""
+        if self._size >= SMALL or self.adapter.coupled or self.adapter.episodic or self.frozen:
+            return False
+        if self._dense is None:
+            self._dense = self.adapter.predict_source(x[:1]).dim() > 2
+        return not self._dense
+
+    def _gather(self, x: Tensor) -> Tensor:
+        """Predict at once, and learn from all images since the last time if they are enough."""
+        logits = self.predict_only(x)
+        answered = Step(len(x), logits=logits, forwards=len(x))
+        self.adapter.passes.add(answered, self.world)
+        x = self.world.gather(x)
+        self._gathered = x.clone() if self._gathered is None else torch.cat([self._gathered, x])
+        if len(self._gathered) >= ENOUGH:
+            batch, self._gathered = self._gathered, None
+            self._take_gathered(batch)
+        self._last = answered
+        return logits
+
+    def _take_gathered(self, batch: Tensor) -> None:
+        """Learn from images that all ranks have, each from a part of them."""
+        share, self._judge.share = self._judge.share, Share.even(len(batch), self.world.rank, self.world.size)
+        try:
+            self._take(self._judge.share.of(batch))
+        finally:
+            self._judge.share = share
+
+    def _take(self, x: Tensor) -> Tensor:
+        """Predict a batch, check it if that is due, and learn from it if that is safe."""
         health = self._health
         if health.doing == "paused" and health.batches >= (health.until or 0):
             self._resume()
         due = health.batches >= self._next and not self.frozen
+        if not self.frozen and self._judge.see(x):
+            self._act(x, ["repeated"])
         looked = self._look(x) if due and self.adapter.coupled else None
-        learn = health.doing == "learning" and self._statistics(len(x)) is None
+        learn = health.doing == "learning" and self._statistics(self._size) is None
         before = self.adapter.state.copy(light=True) if due and learn else None
         logits = self._learn(x) if learn else self._hold(x)
         if due and (checked := self._to_check(x, logits)) is not None and self._compare(x, checked, looked, before):
             logits = self._hold(x)
-        health.batches += 1
-        if due and not self._window:  # otherwise small batches are still being collected
-            self._next = (
-                health.batches + (self._interval - self._first_interval) * _stretch(x) + self._first_interval - 1
-            )
+        if due and not self._judge.window:  # otherwise small batches are still being collected
+            self._next = health.batches + self._interval()
         return logits
+
+    def _interval(self) -> int:
+        """Return the number of batches until the next check."""
+        passed = (self._health.batches - self._calm) // self._stretch
+        return 1 + (min(max(_FIRST, passed // _GROWTH), self.every) - 1) * self._stretch
 
     def _learn(self, x: Tensor) -> Tensor:
         logits: Tensor = self.adapter(x)
         step, self._last = self.adapter.last, None
-        self._add(logits, step.kept.float().mean() if step.kept is not None else 1.0 * step.taken, step.dropped)
+        self._add(logits, step.kept.double().mean() if step.kept is not None else 1.0 * step.taken, step.dropped)
         return logits
 
     def _hold(self, x: Tensor) -> Tensor:
         """Predict without learning."""
         logits = self.predict_only(x)
         self._last = Step(len(x), logits=logits, forwards=len(x))
-        self.adapter.passes.add(self._last)
+        self.adapter.passes.add(self._last, self.world)
         self._add(logits, 0.0, 0)
         return logits
 
     def _add(self, logits: Tensor, kept: float | Tensor, dropped: int | Tensor) -> None:
-        """Add up what the next check reads."""
-        n, self._dense = len(logits), logits.dim() > 2
-        self._samples += n
-        for total, value in zip(self._totals.unbind(), (n * kept, n * entropy(logits).mean(), dropped), strict=True):
-            total.add_(value)  # without a copy from the host
+        self._dense = logits.dim() > 2
+        self._judge.add(logits, kept, dropped)
 
     def _statistics(self, size: int) -> Statistics | None:
         """Return other statistics than the method's, where those of the batch cannot be trusted."""
         if self._health.doing == "blend":
             return 0.5
-        if self.adapter.coupled and size < _SMALL and not self._dense:
+        if self.adapter.coupled and self.adapter.statistics == "batch" and size < SMALL and not self._dense:
             return size / (size + _PRIOR)
         return None
 
     # Checks -----------------------------------------------------------------------------------------------------------
 
     def _look(self, x: Tensor) -> Tensor:
-        """Let the source network look at some images, and judge whether their labels are alike; return entropies."""
-        some = x[torch.randperm(len(x), generator=self._random)[:_LOOK].to(x.device)]
-        views = torch.cat([some, *(shuffle_patches(some, self._random, grid) for grid in _GRIDS)])
-        p, *shuffled = (per_sample(z) for z in self.adapter.predict_source(views).chunk(1 + len(_GRIDS)))
-        if len(some) >= _SMALL:
-            least = torch.stack([content(p, q) for q in shuffled]).amin()
-            seen, lacking = torch.stack([least, 1 - diversity(p)]).tolist()
-            self._signal(content=seen, skew=seen * lacking)
-            self._judge(x, [name for name in self._signals() if name in _LOOKED])
-        return entropy(p.clamp(min=1e-12).log())
-
-    def _signals(self) -> list[str]:
-        return [policy.signal for policy in self.policies]
+        """Let the source network look at some images, and act; return entropies."""
+        entropies, enough = self._judge.look(x)
+        if enough:
+            self._act(x, self._judge.early)
+        return entropies
 
     def _to_check(self, x: Tensor, logits: Tensor) -> Tensor | None:
         """Return the adapter's own prediction; while the source answers, only if that ends by another signal."""
         if self._health.doing != "source":
             return logits
-        others = any(policy.action == "source" and policy.signal not in _LOOKED for policy in self.policies)
+        others = any(policy.action == "source" and policy.signal in self._judge.late for policy in self.policies)
         return self.adapter.predict_only(x) if others else None
 
     def _compare(self, x: Tensor, logits: Tensor, looked: Tensor | None, before: Snapshot | None) -> bool:
@@ -337,158 +373,43 @@ class Guard(nn.Module):
 
         `before` is the state that has made the prediction: if it is healthy, it is kept.
         """
-        reference = self._reference(x, logits)
-        self._collect(ours=per_sample(logits), source=per_sample(reference))
-        if self.probe is not None:
-            self.probe.gauge.update((entropy(reference) if looked is None else looked)[:_LOOK], self._random)
-        if len(self._window["ours"]) < _ENOUGH:
+        if not self._judge.compare(x, logits, self._statistics(self._size), looked):
             return False
-        self._measure()
-        self._health.note()
-        self._window.clear()
-        if self._judge(x, [name for name in self._signals() if name not in _LOOKED]):
+        if self._act(x, self._judge.late):
             return True
-        self._interval = min(self._interval + _FIRST, self.every)
         share = self._health.signals.probe
         if self._health.doing == "learning":
             if before is not None and (self.probe is None or (share or 0.0) <= self.probe.test.tolerated):
-                self._ring.keep(before)
-            if self._health.batches - self._health.since >= 4 * self._pause:
-                self._pause = max(self.pause, self._pause // 2)
+                self._actions.ring.keep(before)
+            self._actions.calm(self._stretch)
         return False
-
-    def _reference(self, x: Tensor, logits: Tensor) -> Tensor:
-        """Return what the method would predict with the source's parameters, in the resolution of its prediction."""
-        reference = self.adapter.predict_source(x, statistics=self._statistics(len(x)))
-        return reference if logits.dim() == 2 else resized(reference, logits)
-
-    def _collect(self, **values: Tensor) -> None:
-        for name, value in values.items():
-            self._window[name] = torch.cat([self._window[name], value]) if name in self._window else value
-
-    def _measure(self) -> None:
-        """Read all signals at once."""
-        ours, source = self._window["ours"], self._window["source"]
-        values = torch.stack(
-            [
-                diversity(ours).double(),
-                diversity(source).double(),
-                (ours.argmax(1) != source.argmax(1)).double().mean(),
-                self._distance().double().to(ours.device),
-            ]
-        )
-        mine, reference, differ, away, kept, entropies, dropped = torch.cat([values, self._totals]).tolist()
-        samples = max(self._samples, 1)
-        self._totals.zero_()
-        self._samples = 0
-        self._signal(
-            kept=kept / samples,
-            entropy=entropies / samples,
-            diversity=mine,
-            collapse=reference - mine,
-            disagreement=differ,
-            distance=away,
-            dropped=dropped,
-        )
-        if self.probe is not None:
-            found = self.probe.disagreements(self.adapter, self._random)
-            self.probe.test.update(found)
-            self._signal(
-                probe=sum(found) / len(found),
-                evidence=self.probe.test.evidence,
-                shift=self.probe.gauge.log_wealth,
-            )
-
-    def _distance(self) -> Tensor:
-        parameters, source = [*self.adapter.state.parameters.values()], self.adapter.state.source_parameters().values()
-        if not parameters:
-            return torch.zeros(())
-        omega = self._importance
-        fits = omega is not None and omega.numel() == sum(p.numel() for p in parameters)
-        return distance(parameters, [*source], omega.to(parameters[0].device) if omega is not None and fits else None)
-
-    def _signal(self, **values: float) -> None:
-        self._health.signals = replace(self._health.signals, batch=self._health.batches, **values)
 
     # Actions ----------------------------------------------------------------------------------------------------------
 
-    def _judge(self, x: Tensor, signals: Sequence[str]) -> bool:
+    def _act(self, x: Tensor, signals: Sequence[str]) -> bool:
         """Act on the policies of these signals, at most on one that undoes; return whether the adapter has changed."""
-        for place, policy in enumerate(self.policies):
-            if policy.signal not in signals:
-                continue
-            self._streaks[place] = self._streaks[place] + 1 if policy.concerns(self._health.signals) else 0
+        for policy, rings in self._judge.rulings(signals):
             value: float = getattr(self._health.signals, policy.signal) or 0.0
-            if self._streaks[place] >= policy.times:
+            if rings:
                 if self._alarm(Alarm(self._health.batches, policy.signal, value, policy.action), x):
                     return True
-            elif self._health.doing == policy.action and policy.action in LASTING:
-                self._quiet += 1
-                if self._quiet >= 2:
-                    self._resume()
+            elif self._actions.is_quiet(policy):
+                self._resume()
         return False
 
     def _alarm(self, alarm: Alarm, x: Tensor) -> bool:
         """Do what an alarm asks for; return whether the adapter has changed."""
-        health = self._health
-        self._interval, self._quiet = self._first_interval, 0
-        self._window.clear()
-        if alarm.action in LASTING and health.doing not in ("learning", "paused"):
-            return False
-        if not health.alarms:
-            warn(f"batch {alarm.batch}: {alarm.signal} is {alarm.value:.3g}, so: {alarm.action}. `health` has the rest")
-        health.alarms.append(alarm)
-        if alarm.action in LASTING:
-            self._do(alarm.action)
-            return False
-        if alarm.action == "reset":
-            self._ring.forget()
-        if alarm.action == "partial reset":
-            self._ring.halve()
-        else:
-            self._back()
-            while len(self._ring) > 1 and self._unhealthy(x):
-                self._back()
-        if self.probe is not None:
+        self._calm = self._health.batches
+        self._judge.window.clear()
+        unhealthy = partial(self._judge.unhealthy, x, self._statistics(self._size))
+        changed = self._actions.alarm(alarm, unhealthy, self._stretch)
+        if changed and self.probe is not None:
             self.probe.test.restart()
-        if alarm.action == "freeze":
-            self.frozen = True
-        else:
-            self._start_pause(_stretch(x))
-        return True
-
-    def _unhealthy(self, x: Tensor) -> bool:
-        """Return whether the adapter as it is now would be damaged or collapsed."""
-        if self.probe is not None and self.probe.damaged(self.adapter, self._random):
-            return True
-        try:
-            ours = self.adapter.predict_only(x, statistics=self._statistics(len(x)))
-        except DivergenceError:
-            return True
-        lost = float(diversity(per_sample(self._reference(x, ours))) - diversity(per_sample(ours)))
-        return any(p.concerns(Signals(collapse=lost)) for p in self.policies if p.signal == "collapse")
-
-    def _do(self, what: str) -> None:
-        health = self._health
-        if health.doing != what:
-            health.doing, health.since = what, health.batches
+        return changed
 
     def _resume(self) -> None:
-        """Go on after a pause or a lasting action: learn, unless a pause or the user says otherwise."""
-        health = self._health
-        paused = health.until is not None and health.batches < health.until
-        if not paused:
-            health.until, self._interval = None, self._first_interval
-        self._do("frozen" if self.frozen else "paused" if paused else "learning")
-
-    def _start_pause(self, stretch: int = 1) -> None:
-        self._health.until = self._health.batches + self._pause * stretch
-        self._do("frozen" if self.frozen else "paused")
-        self._pause = min(2 * self._pause, _LONGEST)
-
-    def _back(self) -> None:
-        self._ring.back()
-        self._health.rollbacks += 1
+        if self._actions.resume():
+            self._next = self._calm = self._health.batches
 
     # As an adapter ----------------------------------------------------------------------------------------------------
 
@@ -512,9 +433,9 @@ class Guard(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move or cast the adapter, the held-out images and the snapshots."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._ring.cast(fn)
-        self._totals = self._totals.to(self.adapter.device)
-        self._window.clear()
+        self._actions.cast(fn)
+        self._judge.move()
+        self._gathered = None if self._gathered is None else fn(self._gathered)
         return self
 
     def load_state_dict(self, *_: Any, **__: Any) -> Any:
@@ -523,12 +444,14 @@ class Guard(nn.Module):
 
     def __repr__(self) -> str:
         """Return the call that builds this guard."""
-        return f"Guard({self.adapter!r}{'' if self.probe is None else f', probe={len(self.probe.images)} images'})"
-
-
-def _stretch(x: Tensor) -> int:
-    """Return how many such batches are enough for a judgement: times between checks and pauses grow with it."""
-    return max(1, -(-_ENOUGH // len(x)))
+        usual = {name: each.default for name, each in signature(Guard).parameters.items()}
+        other: dict[str, Any] = {n: value for n, value in self._options.items() if value != usual[n]}
+        if self.policies != usual["policies"]:
+            other["policies"] = self.policies
+        probe = {} if self.probe is None else {"probe": f"<{len(self.probe.images)} images>"}
+        return (
+            f"Guard({', '.join([repr(self.adapter), *(f'{name}={value}' for name, value in (probe | other).items())])})"
+        )
 
 
 def _within(folder: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -7,13 +7,17 @@ import threading
 import time
 from collections import deque
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from ..core.adapter import Statistics
+from ..core.snapshot import Snapshot
+from ..core.step import Step
+from .cameras import Stateful
 
 __all__ = ["Learner", "Stream"]
 
@@ -21,7 +25,7 @@ _PATIENCE = 0.01
 """Seconds for which a caller lets the worker go first."""
 
 
-class Learner(Protocol):
+class Learner(Stateful, Protocol):
     """What a stream needs of an adapter or a guard."""
 
     @property
@@ -30,17 +34,18 @@ class Learner(Protocol):
         ...
 
     @property
-    def sharing(self) -> AbstractContextManager[None]:
-        """A context in which no other thread runs the network."""
+    def device(self) -> torch.device:
+        """The device of the network."""
         ...
 
     @property
-    def __call__(self) -> Any:
-        """Predict a batch and learn from it."""
+    def frozen(self) -> bool:
+        """Whether it only predicts."""
         ...
 
-    def predict_only(self, x: Tensor, *, statistics: Statistics | None = None) -> Tensor:
-        """Return logits without learning."""
+    @property
+    def last(self) -> Step:
+        """The record of the last batch."""
         ...
 
     def measure_statistics(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -64,6 +69,11 @@ class Stream:
     A network whose BatchNorm layers use batch statistics predicts from moving statistics instead: those of the source
     until the first batch was learned, then an exponential average over the learned batches. One more forward pass per
     batch measures them. All images of a stream have the same shape and type.
+
+    A call with `size` images, while none wait, predicts and learns in one pass, as the adapter itself does.
+
+    What waits and the moving statistics are part of `snapshot` and `save`, so `Streams(Stream(adapter))` has one stream
+    per camera.
 
     Many threads may call one stream. A batch whose learning raises is dropped and counted in `skipped`.
 
@@ -99,11 +109,16 @@ class Stream:
         self.adapter, self.size, self.wait, self.least, self.momentum = adapter, size, wait, least, momentum
         self.background = background
         self.learned = 0
-        """Images learned from."""
+        """Images learned from: those that the method has selected, of batches that have changed the network."""
         self.skipped = 0
         """Images predicted but never learned from."""
+        self.kept: Tensor | None = None
+        """Which images of the last call were learned from; None if they wait for a batch."""
+        self.batch_kept: Tensor | None = None
+        """Which images of the batch were learned from that the last call has filled; None if it has filled none."""
         self._gathered: deque[tuple[float, Tensor]] = deque()  # the time of arrival, and images
         self._statistics: list[Tensor] | None = None
+        self._measured = False  # whether this adapter has measured statistics, and so knows whose they are
         self._kind: tuple[torch.Size, torch.dtype] | None = None
         self._error: Exception | None = None
         self._closed = False
@@ -125,11 +140,34 @@ class Stream:
         if self._closed:
             raise RuntimeError("the stream is closed: make another one")
         self._check_kind(x)
-        logits = self._predict(x)
+        self.kept = self.batch_kept = None
+        if not self.background and isinstance(x, Tensor) and len(x) == self.size and not self.waiting:
+            with self.adapter.sharing:
+                logits = self._learn_from(x)
+                self.kept = self.batch_kept
+                return logits
+        logits = self.predict_only(x)
         self._gather(x)
         while not self.background and self._learn():
             pass
         return logits
+
+    def predict_only(self, x: Tensor, *, statistics: Statistics | None = None) -> Tensor:
+        """Return the logits of x without learning; BatchNorm uses the moving statistics, or those that are given."""
+        with self._noted:
+            self._noted.wait_for(lambda: not self._next, _PATIENCE)
+            self._asking += 1
+        try:
+            with self.adapter.sharing:
+                if statistics is None and self.adapter.coupled:
+                    if self._statistics is not None and not self._measured:  # they are from a file
+                        self._measure(x)
+                    statistics = self._statistics or "source"
+                return self.adapter.predict_only(x, statistics=statistics)
+        finally:
+            with self._noted:
+                self._asking, self._answered = self._asking - 1, self._answered + 1
+                self._noted.notify_all()
 
     def flush(self) -> None:
         """Learn from all images that have gathered, also from fewer than `least`."""
@@ -147,6 +185,44 @@ class Stream:
         finally:
             self._stop()
         self._raise_kept()
+
+    @property
+    def sharing(self) -> AbstractContextManager[None]:
+        """A context in which no other thread runs the network."""
+        return self.adapter.sharing
+
+    def snapshot(self) -> Snapshot:
+        """Return a copy of the adapter's state, with the images that wait and the moving statistics."""
+        with self.adapter.sharing:
+            own = self.adapter.snapshot()
+            with self._noted:
+                gathered = [*self._gathered]
+            waiting = {f"stream/waiting/{i}": x for i, (_, x) in enumerate(gathered)}
+            moving = {f"stream/statistics/{i}": t for i, t in enumerate(self._statistics or [])}
+            return Snapshot(
+                {**own.tensors, **waiting, **moving}, {**own.settings, "stream": [self.learned, self.skipped]}
+            )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Restore a snapshot. Images that wait in it count as new."""
+        mine = {name: t for name, t in snapshot.tensors.items() if name.startswith("stream/")}
+        settings = {name: value for name, value in snapshot.settings.items() if name != "stream"}
+        device, now = self.adapter.device, time.monotonic()
+        with self.adapter.sharing:
+            self.adapter.restore(Snapshot({n: t for n, t in snapshot.tensors.items() if n not in mine}, settings))
+            with self._noted:
+                self._gathered = deque((now, t.to(device)) for t in _numbered("stream/waiting/", mine))
+                self._statistics = [t.to(device) for t in _numbered("stream/statistics/", mine)] or None
+                self.learned, self.skipped = snapshot.settings.get("stream", (0, 0))
+                self._kind = next(((x.shape[1:], x.dtype) for _, x in self._gathered), None)
+
+    def save(self, path: str | Path, snapshot: Snapshot | None = None) -> None:
+        """Write the state to one safetensors file, completely or not at all."""
+        self.adapter.save(path, snapshot or self.snapshot())
+
+    def read(self, path: str | Path) -> Snapshot:
+        """Return the state in a file, for `restore`."""
+        return self.adapter.read(path)
 
     @property
     def waiting(self) -> int:
@@ -171,19 +247,6 @@ class Stream:
                 f"{x.dtype}: use one stream per kind of image"
             )
 
-    def _predict(self, x: Tensor) -> Tensor:
-        with self._noted:
-            self._noted.wait_for(lambda: not self._next, _PATIENCE)
-            self._asking += 1
-        try:
-            with self.adapter.sharing:
-                statistics: Statistics | None = (self._statistics or "source") if self.adapter.coupled else None
-                return self.adapter.predict_only(x, statistics=statistics)
-        finally:
-            with self._noted:
-                self._asking, self._answered = self._asking - 1, self._answered + 1
-                self._noted.notify_all()
-
     def _gather(self, x: Tensor) -> None:
         with self._noted:
             self._kind = x.shape[1:], x.dtype
@@ -202,24 +265,37 @@ class Stream:
             batch = self._take(all_of_them=all_of_them)
             if batch is None:
                 return False
-            try:
-                self.adapter(batch)
-            except BaseException:
-                with self._noted:
-                    self.skipped += len(batch)
-                raise
-            self.learned += len(batch)
-            if self.adapter.coupled:
-                self._follow(batch)
+            self._learn_from(batch)
         return True
+
+    def _learn_from(self, batch: Tensor) -> Tensor:
+        """Let the adapter predict a batch and learn from it; return the logits."""
+        frozen = self.adapter.frozen
+        try:
+            logits: Tensor = self.adapter(batch)
+        except BaseException:
+            with self._noted:
+                self.skipped += len(batch)
+            raise
+        self._kind = batch.shape[1:], batch.dtype
+        self.batch_kept = torch.zeros(len(batch), dtype=torch.bool) if frozen else _kept(self.adapter.last)
+        self.learned += int(self.batch_kept.sum())
+        if self.adapter.coupled:
+            self._follow(batch)
+        return logits
 
     @torch.no_grad()
     def _follow(self, batch: Tensor) -> None:
         """Move the statistics towards those of a batch."""
-        new = self.adapter.measure_statistics(batch)[1]
+        new = self._measure(batch)
         share = 1 - (1 - self.momentum) ** (len(batch) / self.size)
         old = self._statistics
         self._statistics = new if old is None else [a.lerp(b, share) for a, b in zip(old, new, strict=True)]
+
+    def _measure(self, x: Tensor) -> list[Tensor]:
+        statistics = self.adapter.measure_statistics(x)[1]
+        self._measured = True
+        return statistics
 
     def _take(self, *, all_of_them: bool) -> Tensor | None:
         """Take the oldest images out, at most `size`; None if no batch is due."""
@@ -284,3 +360,15 @@ class Stream:
             error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+def _kept(step: Step) -> Tensor:
+    """Return which images of a batch were learned from; a segmenter's counts if any of its pixels was."""
+    if step.kept is None:
+        return torch.full((step.size,), step.updated)
+    return step.kept.view(step.size, -1).any(1) & step.updated
+
+
+def _numbered(prefix: str, tensors: dict[str, Tensor]) -> list[Tensor]:
+    found = {int(name.removeprefix(prefix)): t for name, t in tensors.items() if name.startswith(prefix)}
+    return [found[index] for index in sorted(found)]

@@ -19,9 +19,9 @@ Action: TypeAlias = Literal["source", "blend", "skip", "roll back", "partial res
 - `source`: answer with the source network, and do not learn.
 - `blend`: answer with BatchNorm statistics that are half the source's, and do not learn.
 - `skip`: answer as usual, and do not learn.
-- `roll back`: restore the last healthy snapshot; one further back if that does not help, in the end the source. Then
-  pause learning, each time for twice as long.
-- `partial reset`: move the parameters half of the way to the source, and pause.
+- `roll back`: restore the last healthy snapshot; one further back if that is not healthy either. Then pause learning.
+  If it rings again without a long healthy stretch, restore the source, and pause for twice as long.
+- `partial reset`: move the parameters half of the way to the source, again until they are healthy. Then pause.
 - `reset`: restore the source, and pause.
 - `freeze`: restore the last healthy snapshot, and learn no more.
 """
@@ -52,6 +52,8 @@ class Signals:
     """The confidence that the source network loses when patches are shuffled: whether it sees what is in the images."""
     skew: float | None = None
     """That times the diversity which the source's predictions lack: it sees well, and sees few classes in a batch."""
+    repeated: float | None = None
+    """The share of images in a batch that equal the one before. It is read with every batch."""
     disagreement: float | None = None
     """The share of images on which adapted and source network disagree."""
     distance: float | None = None
@@ -68,7 +70,7 @@ class Signals:
 
 @dataclass(frozen=True)
 class Policy:
-    """An action for a signal above or below a threshold, in so many checks one after another.
+    """An action for a signal above or below a threshold, in `times` checks in a row.
 
     >>> Policy("collapse", "roll back", above=0.15).concerns(Signals(collapse=0.4))
     True
@@ -98,11 +100,14 @@ class Policy:
 
 
 POLICIES = (
-    Policy("skew", "source", above=0.24),
-    Policy("collapse", "roll back", above=0.1),
-    Policy("evidence", "roll back", above=1.0),
+    Policy("repeated", "source", above=0.5),
+    Policy("skew", "source", above=0.28),
+    Policy("collapse", "roll back", above=0.2),
+    Policy("evidence", "partial reset", above=1.0),
 )
-"""The default: correlated labels, collapse, and damage to what the network knew."""
+"""The default: a stuck camera, correlated labels, collapse, and damage to what the network knew.
+
+`benchmarks/guard_thresholds.py` has chosen the thresholds."""
 
 
 @dataclass(frozen=True)
@@ -127,16 +132,32 @@ class Health:
     until: int | None = None
     """The batch at which a pause ends."""
     rollbacks: int = 0
+    """How often learning was undone, in whole or in part."""
+    passes: int = 0
+    """Samples that checks have run through the network, in addition to the method's own passes."""
     rejected: int = 0
     """Images with NaN or infinity, which were answered with a uniform prediction."""
     signals: Signals = field(default_factory=Signals)
     alarms: list[Alarm] = field(default_factory=list)
+    """The last alarms, at most 512."""
+    alarm_count: int = 0
+    """All alarms so far."""
     history: list[Signals] = field(default_factory=list)
     """The signals of the last checks, at most 512."""
 
     def note(self) -> None:
         """Add the signals to the history."""
         self.history = [*self.history[-511:], self.signals]
+
+    def ring(self, alarm: Alarm) -> None:
+        """Add an alarm."""
+        self.alarms = [*self.alarms[-511:], alarm]
+        self.alarm_count += 1
+
+    def alarms_since(self, before: Health | None) -> list[Alarm]:
+        """Return the alarms that this record has, and an earlier one has not."""
+        new = self.alarm_count - (0 if before is None else before.alarm_count)
+        return self.alarms[-new:] if new > 0 else []
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data, for JSON."""

@@ -9,13 +9,15 @@ from torch import Generator, Tensor, nn
 
 from ..checks import DivergenceError
 from ..core.adapter import Adapter
+from ..core.state_file import fingerprint
 from ..functional import entropy
 from ..parts.fisher import Images, image_batches
 from .betting import ProbeTest, ShiftGauge
 
 __all__ = ["Probe"]
 
-_DRAW = 32  # images per check
+_DRAW = 32  # images per draw
+_DRAWS = 8  # at most, in one check
 _BATCH = 256
 
 
@@ -30,13 +32,16 @@ class Probe(nn.Module):
 
     def __init__(self, adapter: Adapter, images: Images, tolerated: float, risk: float, random: Generator) -> None:
         super().__init__()
-        held_out = torch.cat([*image_batches(images)]).to(adapter.device)
-        if len(held_out) < _DRAW:
-            raise ValueError(f"probe= has {len(held_out)} images, and each check draws {_DRAW}: give a few hundred")
-        logits = [adapter.predict_source(x) for x in torch.split(held_out, _BATCH)]
+        with adapter.world.together():
+            held_out = torch.cat([*image_batches(images)]).to(adapter.device)
+            if len(held_out) < _DRAW:
+                raise ValueError(f"probe= has {len(held_out)} images, and each check draws {_DRAW}: give a few hundred")
+        if adapter.world.size > 1:
+            adapter.world.same("probe", fingerprint([("probe", held_out)]))
+        logits = [adapter.world.spread(adapter.predict_source, x) for x in torch.split(held_out, _BATCH)]
         self.register_buffer("images", held_out, persistent=False)
         self.register_buffer("answers", torch.cat([z.argmax(1) for z in logits]), persistent=False)
-        before = [value for _ in range(8) for value in self.disagreements(adapter, random)]
+        before = [value for _ in range(32) for value in self.disagreements(adapter, random)]
         self.test = ProbeTest(min(0.99, sum(before) / len(before) + tolerated), risk=risk)
         self.gauge = ShiftGauge(torch.cat([entropy(z) for z in logits]))
 
@@ -47,11 +52,27 @@ class Probe(nn.Module):
         """
         drawn = torch.randint(len(self.images), (_DRAW,), generator=random).to(self.images.device)
         try:
-            differ = adapter.predict_only(self.images[drawn]).argmax(1) != self.answers[drawn]
+            differ = adapter.world.spread(adapter.predict_only, self.images[drawn]).argmax(1) != self.answers[drawn]
         except DivergenceError:
             return [1.0] if adapter.coupled else [1.0] * _DRAW
         per_image = differ.float().view(_DRAW, -1).mean(1)
         return [float(per_image.mean())] if adapter.coupled else per_image.tolist()
+
+    def check(self, adapter: Adapter, random: Generator) -> tuple[float, int]:
+        """Draw images and bet, again as long as they disagree more often than tolerated.
+
+        Return the share of disagreements, and the number of images. Whether to draw again depends on earlier draws
+        alone, so that the guarantee of the bets holds.
+        """
+        found: list[float] = []
+        images = 0
+        while images < _DRAWS * _DRAW:
+            draws = self.disagreements(adapter, random)
+            self.test.update(draws)
+            found, images = found + draws, images + _DRAW
+            if sum(draws) <= self.test.tolerated * len(draws):
+                break
+        return sum(found) / len(found), images
 
     def damaged(self, adapter: Adapter, random: Generator) -> bool:
         """Return whether more images than tolerated are predicted differently, in one draw."""

@@ -30,13 +30,18 @@ class Ring:
         if len(self) > self.most + 1:
             del self.snapshots[1]
 
-    def back(self) -> None:
-        """Restore the newest snapshot and drop it, so that the next time goes further back. Counts of passes stay."""
-        snapshot = self.snapshots.pop() if len(self) > 1 else self.snapshots[0]
+    def back(self) -> bool:
+        """Restore the newest snapshot and drop it, so that the next time goes further back. Counts of passes stay.
+
+        Return whether that was not yet the source.
+        """
+        earlier = len(self) > 1
+        snapshot = self.snapshots.pop() if earlier else self.snapshots[0]
         counted = [count.clone() for count in self.adapter.passes.buffers()]
         self.adapter.restore(self.adapter.state.completed(snapshot))
         for count, value in zip(self.adapter.passes.buffers(), counted, strict=True):
             count.copy_(value)
+        return earlier
 
     def halve(self) -> None:
         """Move the parameters half of the way to the source, and clear the optimizer's state."""

@@ -8,15 +8,24 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor
 
-__all__ = ["content", "distance", "diversity", "per_sample", "shuffle_patches"]
+from ..parts.world import Share
+
+__all__ = ["content", "distance", "diversity", "per_sample", "repeated", "shuffle_patches"]
 
 _PIXELS = 4096  # of a segmenter's many pixels, so many are looked at
 
 
-def per_sample(logits: Tensor) -> Tensor:
-    """Return probabilities (n, C): a row per image, or per some of a segmenter's pixels."""
-    rows = logits if logits.dim() == 2 else logits.movedim(1, -1).flatten(0, -2)
-    return rows[:: max(1, len(rows) // _PIXELS)].softmax(1) if logits.dim() > 2 else rows.softmax(1)
+def per_sample(logits: Tensor, share: Share | None = None) -> Tensor:
+    """Return probabilities (n, C): a row per image, or per some of a segmenter's pixels.
+
+    With a share, the pixels are chosen from the batch of all ranks, and those of this rank are returned.
+    """
+    if logits.dim() == 2:
+        return logits.softmax(1)
+    rows, pixels = logits.movedim(1, -1).flatten(0, -2), logits[0:1, 0].shape[1:].numel()
+    offset, _, total = share or Share(0, len(logits), len(logits))
+    step = max(1, total * pixels // _PIXELS)
+    return rows[-offset * pixels % step :: step].softmax(1)
 
 
 def diversity(p: Tensor) -> Tensor:
@@ -30,6 +39,17 @@ def diversity(p: Tensor) -> Tensor:
     mean = p.mean(0)
     most = math.log(max(2, min(p.shape)))
     return (-(mean * mean.clamp(min=1e-12).log()).sum() / most + 0.0).clamp(max=1.0)
+
+
+def repeated(x: Tensor) -> Tensor:
+    """Return the share of images that equal the one before, pixel by pixel: those of a camera that is stuck.
+
+    >>> float(repeated(torch.ones(5, 3)))
+    1.0
+    """
+    if len(x) < 2:
+        return torch.zeros((), dtype=torch.float64, device=x.device)
+    return (x[1:] == x[:-1]).flatten(1).all(1).double().mean()
 
 
 def content(p: Tensor, shuffled: Tensor) -> Tensor:

@@ -1,0 +1,251 @@
+"""The judge of an adapter: what a check measures, and which policies that concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from ..checks import DivergenceError
+from ..core.adapter import Adapter, Statistics
+from ..functional import entropy
+from ..parts.fisher import Fisher
+from ..parts.multiscale import resized
+from ..parts.world import Share, World
+from .policy import Health, Policy, Signals
+from .probe import Probe
+from .signals import content, distance, diversity, per_sample, repeated, shuffle_patches
+
+__all__ = ["ENOUGH", "LOOKED", "SMALL", "Judge"]
+
+LOOKED = ("skew", "content", "repeated")
+"""Signals that are known before the prediction."""
+ENOUGH = 48
+"""Samples for a judgement; smaller batches are collected."""
+SMALL = 8
+"""Batches of fewer images have no statistics worth learning with."""
+_LOOK = 16  # images that the source network looks at for their content
+_GRIDS = (4, 16)  # how finely they are shuffled
+
+
+class Judge:
+    """Compares predictions of an adapter with those of its source network, and counts how often a policy is concerned.
+
+    It changes nothing: `Guard` acts. Several ranks measure over the batch of all, so that each one finds the same.
+    """
+
+    def __init__(self, adapter: Adapter, probe: Probe | None, policies: Sequence[Policy], random: Generator) -> None:
+        self.adapter, self.probe, self.random = adapter, probe, random
+        self.policies = tuple(policies)
+        self.share = Share(0, 0, 0)
+        """The part of the current batch that this rank has."""
+        self._importance = self._estimate_importance()
+        self.begin()
+
+    def _estimate_importance(self) -> Tensor | None:
+        own = getattr(self.adapter, "regulariser", None)
+        if isinstance(own, Fisher) and own.importance is not None:
+            return own.importance
+        if self.probe is None or not self.adapter.adapted:
+            return None
+        return Fisher.estimate(self.adapter, self.probe.images[:256]).importance
+
+    @property
+    def world(self) -> World:
+        """The ranks that share each batch."""
+        return self.adapter.world
+
+    def begin(self) -> None:
+        """Forget what was measured."""
+        self.health = Health(doing="frozen" if self.adapter.frozen else "learning")
+        self.window: dict[str, Tensor] = {}
+        self.totals = torch.zeros(3, dtype=torch.float64, device=self.adapter.device)  # kept, entropy, drops
+        self.samples = 0
+        self.streaks = [0] * len(self.policies)
+
+    # Policies ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """What to do when. New policies have not been concerned yet."""
+        return self._policies
+
+    @policies.setter
+    def policies(self, policies: Sequence[Policy]) -> None:
+        self._policies, self.streaks = tuple(policies), [0] * len(policies)
+
+    @property
+    def early(self) -> list[str]:
+        """Signals of the policies that the source network's look decides."""
+        return [policy.signal for policy in self.policies if policy.signal in LOOKED and policy.signal != "repeated"]
+
+    @property
+    def late(self) -> list[str]:
+        """All other signals of the policies."""
+        return [policy.signal for policy in self.policies if policy.signal not in LOOKED]
+
+    def rulings(self, signals: Sequence[str]) -> Iterator[tuple[Policy, bool]]:
+        """Yield each policy of these signals, and whether it rings."""
+        for place, policy in enumerate(self.policies):
+            if policy.signal in signals:
+                self.streaks[place] = self.streaks[place] + 1 if policy.concerns(self.health.signals) else 0
+                yield policy, self.streaks[place] >= policy.times
+
+    # Measurements -----------------------------------------------------------------------------------------------------
+
+    def add(self, logits: Tensor, kept: float | Tensor, dropped: int | Tensor) -> None:
+        """Add up what the next check reads."""
+        n, own = len(logits), torch.zeros_like(self.totals)
+        self.samples += self.share.total
+        if n:
+            for total, value in zip(own[:2].unbind(), (n * kept, n * entropy(logits).mean()), strict=True):
+                total.add_(value)  # without a copy from the host
+        self.totals += self.world.sum(own)
+        self.totals[2].add_(dropped)
+
+    def see(self, x: Tensor) -> bool:
+        """Read whether the images of a batch are the same, if a policy asks for it; return whether one does."""
+        asked = self.share.total > 1 and any(policy.signal == "repeated" for policy in self.policies)
+        if asked:
+            x = self.world.preceded(x)
+            self._signal(repeated=float(self.world.mean_of(repeated(x), max(0, len(x) - 1))))
+        return asked
+
+    def look(self, x: Tensor) -> tuple[Tensor, bool]:
+        """Let the source network look at some images; return entropies, and whether the images were enough to judge."""
+        some = self._draw(x)
+        views = [some, *(shuffle_patches(some, self.random, grid) for grid in _GRIDS)]
+        self.health.passes += len(views) * len(some)
+        share = Share.even(len(some), self.world.rank, self.world.size)
+        logits = self.adapter.predict_source(torch.cat([share.of(view) for view in views]))
+        p, *shuffled = (self._samples(z, share) for z in logits.tensor_split(len(views)))
+        if len(some) >= SMALL:
+            least = torch.stack([content(p, q) for q in shuffled]).amin()
+            seen, lacking = torch.stack([least, 1 - diversity(p)]).tolist()
+            self._signal(content=seen, skew=seen * lacking)
+        return entropy(p.clamp(min=1e-12).log()), len(some) >= SMALL
+
+    def compare(
+        self, x: Tensor, logits: Tensor, statistics: Statistics | None = None, looked: Tensor | None = None
+    ) -> bool:
+        """Compare a prediction with the source's; return whether there were enough samples to measure the signals."""
+        reference = self._reference(x, logits, statistics)
+        self._collect(ours=self._samples(logits), source=self._samples(reference))
+        if self.probe is not None:
+            if looked is None:
+                looked = self.world.gather(entropy(reference[: max(0, _LOOK - self.share.offset)]))
+            self.probe.gauge.update(looked[:_LOOK], self.random)
+        if len(self.window["ours"]) < ENOUGH:
+            return False
+        self._measure()
+        self.health.note()
+        self.window.clear()
+        return True
+
+    def unhealthy(self, x: Tensor, statistics: Statistics | None = None) -> bool:
+        """Return whether the adapter as it is now would be damaged or collapsed."""
+        if self.probe is not None and self.probe.damaged(self.adapter, self.random):
+            return True
+        try:
+            ours = self.adapter.predict_only(x, statistics=statistics)
+        except DivergenceError:
+            return True
+        reference = self._reference(x, ours, statistics)
+        lost = float(diversity(self._samples(reference)) - diversity(self._samples(ours)))
+        return any(p.concerns(Signals(collapse=lost)) for p in self.policies if p.signal == "collapse")
+
+    def _reference(self, x: Tensor, logits: Tensor, statistics: Statistics | None) -> Tensor:
+        """Return what the method would predict with the source's parameters, in the resolution of its prediction."""
+        self.health.passes += self.share.total
+        reference = self.adapter.predict_source(x, statistics=statistics)
+        return reference if logits.dim() == 2 else resized(reference, logits)
+
+    def _draw(self, x: Tensor) -> Tensor:
+        """Return some images of the batch at random; every rank receives them."""
+        drawn = torch.randperm(self.share.total, generator=self.random)[:_LOOK]
+        inside = drawn.sort().values - self.share.offset
+        mine = inside[(inside >= 0) & (inside < len(x))]
+        return self.world.gather(x[mine.to(x.device)])[drawn.argsort().argsort().to(x.device)]
+
+    def _samples(self, logits: Tensor, share: Share | None = None) -> Tensor:
+        """Return the probabilities of the samples of all ranks."""
+        return self.world.gather(per_sample(logits, share or self.share))
+
+    def _collect(self, **values: Tensor) -> None:
+        for name, value in values.items():
+            self.window[name] = torch.cat([self.window[name], value]) if name in self.window else value
+
+    def _measure(self) -> None:
+        """Read all signals at once."""
+        ours, source = self.window["ours"], self.window["source"]
+        values = torch.stack(
+            [
+                diversity(ours).double(),
+                diversity(source).double(),
+                (ours.argmax(1) != source.argmax(1)).double().mean(),
+                self._distance().double().to(ours.device),
+            ]
+        )
+        mine, reference, differ, away, kept, entropies, dropped = torch.cat([values, self.totals]).tolist()
+        samples = max(self.samples, 1)
+        self.totals.zero_()
+        self.samples = 0
+        self._signal(
+            kept=kept / samples,
+            entropy=entropies / samples,
+            diversity=mine,
+            collapse=reference - mine,
+            disagreement=differ,
+            distance=away,
+            dropped=dropped,
+        )
+        if self.probe is not None:
+            share, images = self.probe.check(self.adapter, self.random)
+            self.health.passes += images
+            self._signal(probe=share, evidence=self.probe.test.evidence, shift=self.probe.gauge.log_wealth)
+
+    def _distance(self) -> Tensor:
+        parameters, source = [*self.adapter.state.parameters.values()], self.adapter.state.source_parameters().values()
+        if not parameters:
+            return torch.zeros(())
+        omega = self._importance
+        fits = omega is not None and omega.numel() == sum(p.numel() for p in parameters)
+        return distance(parameters, [*source], omega.to(parameters[0].device) if omega is not None and fits else None)
+
+    def _signal(self, **values: float) -> None:
+        self.health.signals = replace(self.health.signals, batch=self.health.batches, **values)
+
+    # State ------------------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return copies of the tensors that change between batches."""
+        window = {f"window/{name}": value.clone() for name, value in self.window.items()}
+        return {**window, "totals": self.totals.clone(), "generator": self.random.get_state()}
+
+    def state(self) -> dict[str, Any]:
+        """Return what else changes, as plain data."""
+        return {
+            "health": self.health.as_dict(),
+            "probe": None if self.probe is None else self.probe.state(),
+            "samples": self.samples,
+            "streaks": [*self.streaks],
+        }
+
+    def load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Continue from what `tensors` and `state` have returned."""
+        self.health = Health.from_dict(state["health"])
+        self.samples, self.streaks = state["samples"], [*state["streaks"]]
+        if self.probe is not None:
+            self.probe.load(state["probe"])
+        device = self.adapter.device
+        self.window = {n.removeprefix("window/"): t.to(device) for n, t in tensors.items() if n.startswith("window/")}
+        self.totals = tensors["totals"].to(device, copy=True)
+        self.random.set_state(tensors["generator"].cpu())
+
+    def move(self) -> None:
+        """Follow the adapter to another device."""
+        self.totals = self.totals.to(self.adapter.device)
+        self.window.clear()
