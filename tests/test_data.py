@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
 from acclimate.bench.stream import Part, SampledDomain, _moved
+from acclimate.cli.main import app
 from acclimate.data import SUITES, DataError, decoded, folders, open_suite
 from acclimate.data.cifar import CIFARC
 from acclimate.data.corruptions import BENCHMARK
@@ -130,6 +133,14 @@ def test_imagenet_c_layout(tmp_path: Path) -> None:
         ImageNetC(root).part("fog", 5)
     with pytest.raises(DataError, match="no clean images"):
         ImageNetC(root, whole=False).clean()
+
+
+def test_a_scan_reads_the_chosen_level_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class_folder(tmp_path / "fog" / "3")
+    suite = ImageNetC(tmp_path, Preprocess(), whole=False)
+    monkeypatch.setattr(sys.modules["acclimate.cli.main"], "open_suite", lambda *_: suite)
+    done = CliRunner().invoke(app, ["scan", "imagenet-c", "--severity", "3", "--shift", "fog"])
+    assert done.exit_code == 0, done.output
 
 
 def test_fixed_list_is_the_same_for_every_corruption(tmp_path: Path) -> None:
@@ -382,8 +393,9 @@ def test_full_disk_only_costs_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return plain(path, mode, **how)
 
     monkeypatch.setattr(Path, "open", full)
-    with pytest.warns(UserWarning, match="cache is full"):
+    with pytest.warns(UserWarning, match="cache is full") as warned:
         x, _ = kept.rows([0, 1])
+    assert warned[0].filename == __file__, "the line of the caller"
     assert torch.equal(x, torch.stack([images[0][0], images[1][0]]))
 
 

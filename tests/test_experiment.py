@@ -312,7 +312,7 @@ def test_the_run_command(tmp_path: Path) -> None:
 def test_options_are_the_fields_of_a_plan() -> None:
     parameters = {p.name: p for p in get_command(app).commands["run"].params}
     names = {f.metadata["name"] or f.name: f for f in fields(Plan)}
-    assert parameters.keys() == {*names, "config", "out", "dry_run"}
+    assert parameters.keys() == {*names, "config", "out", "dry_run", "on", "processes", "cpus_per_run", "gpus_per_run"}
     for name, f in names.items():
         assert parameters[name].opts == [f"--{name.replace('_', '-')}"]
         assert parameters[name].default is None, "an option that was not given says nothing"

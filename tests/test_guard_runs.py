@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import inspect
+import json
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from acclimate import Guard
+from acclimate import POLICIES, Guard
 from acclimate.bench.evaluate import BatchResult
 from acclimate.bench.hostile import HOSTILE
 from acclimate.bench.plan import Job, Plan, PlanError
 from acclimate.bench.result import Result
 from acclimate.bench.run import Run
 from acclimate.cli.main import app
+from acclimate.paper.cases import HOSTILE_SHIFTS
 from acclimate.paper.layouts import hostile
 from acclimate.paper.numbers import Case, Numbers
-from acclimate.paper.recipes import HOSTILE_SHIFTS, RECIPES
+from acclimate.paper.recipes import RECIPES
 from acclimate.paper.scales import SCALES
+from benchmarks.guard_thresholds import CHOICES, best, threshold
 
 ROOT = Path(__file__).parents[1]
 PLAN = Plan(
@@ -50,7 +54,11 @@ def test_all_but_the_source_network_are_guarded(tmp_path: Path) -> None:
     run = Run(PLAN, tmp_path)
     assert isinstance(run.adapter(TENT), Guard)
     assert not isinstance(run.adapter(Job("source", 0)), Guard)
-    assert isinstance(run.adapter(TENT).probe.images.shape[0], int)
+    held_out = run.adapter(TENT).probe.images
+    source = torch.cat([x for x, _ in run._source(0).on("cpu")])
+    assert len(held_out) == 512
+    assert len(source) == 64
+    assert not {x.numpy().tobytes() for x in held_out} & {x.numpy().tobytes() for x in source}
     assert not isinstance(Run(replace(PLAN, guard=False), tmp_path).adapter(TENT), Guard)
 
 
@@ -138,8 +146,41 @@ def test_its_table_is_against_the_source(tmp_path: Path) -> None:
     assert again.cases[2].results[0].health["alarms"] == cases[2].results[0].health["alarms"]
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
-def test_examples_run(example: Path, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "batches:" in done.stdout
+def test_the_options_of_a_guard_are_set_as_those_of_a_method(tmp_path: Path) -> None:
+    plan = replace(PLAN, guard=True, overrides={"guard": {"tolerated": 0.2, "pause": 7}})
+    guard = Run(plan, tmp_path).adapter(TENT)
+    assert (guard.pause, guard._options["tolerated"]) == (7, 0.2)
+    assert plan.arguments(TENT)["guard"] == {"tolerated": 0.2, "pause": 7}
+    with pytest.raises(PlanError, match="guard"):
+        replace(PLAN, guard=False, overrides={"guard": {"pause": 7}})
+    with pytest.raises(PlanError, match="pauze"):
+        replace(PLAN, guard=True, overrides={"guard": {"pauze": 7}})
+
+
+def test_the_defaults_are_those_that_the_rule_has_chosen() -> None:
+    chosen = json.loads((ROOT / "benchmarks/results/guard_thresholds_cpu.json").read_text())["chosen"]
+    above, usual = {policy.signal: policy.above for policy in POLICIES}, inspect.signature(Guard).parameters
+    (evidence,) = (policy.action for policy in POLICIES if policy.signal == "evidence")
+    assert evidence == chosen.pop("evidence")
+    options = {name: usual[name].default for name in ("pause", "tolerated")}
+    assert {"skew": above["skew"], "collapse": above["collapse"], **options} == pytest.approx(chosen)
+
+
+def test_the_rule_of_the_choices() -> None:
+    def choice(name: str, worst: float, mean: float, hostile: float, clean: float) -> dict[str, Any]:
+        return {"evidence": name, "honest": [worst, mean], "hostile": hostile, "hostile clean": clean}
+
+    harmless = [choice("a", 0, 1, -3, -1), choice("b", -0.05, 2, -1, -2), choice("c", 0, 3, -2.01, 0)]
+    harmful = [choice("d", -0.5, 9, 0, 0), choice("e", -0.2, 1, -9, 0)]
+    assert best([*harmless, *harmful])["evidence"] == "c", "of the harmless ones; b and c are equal, and c gains more"
+    assert best(harmful)["evidence"] == "e", "the least harmful"
+    stored = json.loads((ROOT / "benchmarks/results/guard_thresholds_cpu.json").read_text())
+    assert best(stored["choices"]).items() >= {name: stored["chosen"][name] for name in CHOICES[0]}.items()
+
+
+def test_the_rule_of_a_threshold() -> None:
+    honest = [{"skew": value, "harmed": False} for value in (0.05, 0.11)] + [{"skew": 0.5, "harmed": True}]
+    hostile = [{"skew": value, "harmed": True} for value in (0.1, 0.3, None)] + [{"skew": 0.9, "harmed": False}]
+    found = threshold("skew", honest, hostile)
+    assert (found["chosen"], found["largest"]) == (pytest.approx(0.12), 0.11)
+    assert found["found"] == pytest.approx(2 / 3)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from acclimate import Source, Tent
+from acclimate.bench import preflight
 from acclimate.bench.evaluate import accuracy_of, evaluate, run
 from acclimate.bench.hostile import (
     HOSTILE,
@@ -319,7 +320,7 @@ def test_rejected_batches_are_read_back_and_may_be_absent() -> None:
 def test_a_plan_of_a_hostile_scenario(scenario: str, tmp_path: Path) -> None:
     plan = Plan(methods=("tent",), scenario=scenario, shifts=("contrast",), images=64, batch_size=16, probe="none")
     job = Run(plan, tmp_path)
-    job.check()
+    preflight.check(job)
     result = job.do(next(plan.jobs()))
     assert result.scenario == scenario
     assert [d.rejected for d in result.domains] == ([0, 0] if scenario == "poisoned" else [2])

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 from typer.testing import CliRunner
 
+from acclimate.bench import preflight
 from acclimate.bench.plan import Plan, PlanError
 from acclimate.bench.run import Run
 from acclimate.bench.scenarios import lifelong
@@ -163,10 +164,10 @@ def test_the_first_images_of_a_run_may_be_broken(tmp_path: Path) -> None:
     paths = domain.parts[0].images.paths
     for _, index in [*domain.picks[:2], *run._source(0).picks[:2]]:
         paths[index].write_text("junk")
-    run.check()
+    preflight.check(run)
     assert run.outputs == 10
     with pytest.raises(DataError, match="cannot be read"):
-        Run(Plan(**{**plan.as_dict(), "skip_broken": False}), tmp_path / "other").check()
+        preflight.check(Run(Plan(**{**plan.as_dict(), "skip_broken": False}), tmp_path / "other"))
 
 
 def test_published_data_is_read_without_orientation(tmp_path: Path) -> None:

@@ -24,8 +24,10 @@ from acclimate import EATAC, METHODS, subnetwork
 from acclimate.bench.evaluate import evaluate
 from acclimate.bench.networks import NetworkError, load_network
 from acclimate.bench.plan import Job, Plan, PlanError
+from acclimate.bench.processes import Processes, start_process
 from acclimate.bench.run import Run
 from acclimate.bench.tune import FACTORS, SEED
+from acclimate.bench.workers import Event, SweepError
 from acclimate.cli.main import app
 from acclimate.cli.terminal import repeatable
 from acclimate.data import DataError, open_suite
@@ -34,10 +36,11 @@ from acclimate.data.corruptions import BENCHMARK
 from acclimate.data.on_the_fly import Corrupted
 from acclimate.paper import numbers as numbers_module
 from acclimate.paper import studies
+from acclimate.paper.cases import tune as tune_cases
+from acclimate.paper.measure import longest_first, measure_all, missing, runs_of
 from acclimate.paper.numbers import Case, Numbers, Recipe, join
 from acclimate.paper.recipes import RECIPES
-from acclimate.paper.recipes import tune as tune_cases
-from acclimate.paper.reproduce import _start_process, reproduce, show, side_by_side, whose_settings
+from acclimate.paper.reproduce import reproduce, show, whose_settings
 from acclimate.paper.scales import SCALES, Scale, presets_in
 from benchmarks import docs_tables
 
@@ -65,7 +68,7 @@ def test_every_recipe_has_its_cases_at_every_scale(name: str) -> None:
                 recipe.plans(scale)
             assert recipe.plans(scale.on(data=f"{recipe.data[0]}:/r", networks={"segformer": "hf:/b5"}))
             continue
-        if recipe.apart and not scale.parts:
+        if recipe.apart and not scale.apart:
             with pytest.raises(PlanError, match="images apart"):
                 recipe.plans(scale)
             continue
@@ -172,20 +175,20 @@ def test_tables_over_corruptions(tmp_path: Path) -> None:
 
 
 def test_nothing_is_measured_twice(tmp_path: Path) -> None:
-    begun: list[str] = []
-
-    def begin(case: Case, _: int, __: Run) -> Any:
-        begun.append(case.name)
-        return lambda _: None
+    def due(scale: Scale) -> list[str]:
+        return [task.job.name for task in missing(runs_of([few], scale, tmp_path), scale).values()]
 
     few = Recipe("few", "", lambda scale: [*RECIPES["held-out"].cases(scale)][:1], RECIPES["held-out"].show)
-    reproduce(few, tiny(), tmp_path, on_case=begin)
+    assert due(tiny()) == ["tent-seed0"]
+    reproduce(few, tiny(), tmp_path)
     first = json.loads((tmp_path / "few.json").read_text())
-    reproduce(few, tiny(), tmp_path, on_case=begin)
-    assert begun == ["tent"]
+    written = (tmp_path / "few" / "tent" / "tent-seed0.json").stat().st_mtime_ns
+    assert due(tiny()) == []
+    reproduce(few, tiny(), tmp_path)
     assert json.loads((tmp_path / "few.json").read_text())["cases"] == first["cases"]
-    reproduce(few, tiny(seeds=(0, 1)), tmp_path, on_case=begin)
-    assert begun == ["tent"] * 2, "another seed belongs to the same plan"
+    assert due(tiny(seeds=(0, 1))) == ["tent-seed1"], "another seed belongs to the same plan"
+    reproduce(few, tiny(seeds=(0, 1)), tmp_path)
+    assert (tmp_path / "few" / "tent" / "tent-seed0.json").stat().st_mtime_ns == written
     with pytest.raises(PlanError, match="other settings"):
         reproduce(few, tiny(source_images=8), tmp_path)
     with pytest.raises(PlanError, match="another plan"):
@@ -198,14 +201,18 @@ def test_nothing_is_measured_twice(tmp_path: Path) -> None:
         reproduce(twice, tiny(), tmp_path)
 
 
+def side_by_side(recipes: list[Recipe], scale: Scale, out: Path, events: list[Event]) -> None:
+    measure_all(longest_first(missing(runs_of(recipes, scale, out), scale)), Processes(2), events.append)
+
+
 def test_several_processes_measure_the_same(tmp_path: Path) -> None:
-    totals: list[int] = []
+    events: list[Event] = []
     for processes in (1, 2):
         out = tmp_path / str(processes)
         if processes > 1:
-            side_by_side([RECIPES["calibration"]] * 2, tiny(images=16), out, processes, totals.append)
+            side_by_side([RECIPES["calibration"]] * 2, tiny(images=16), out, events)
         reproduce(RECIPES["calibration"], tiny(images=16), out)
-    assert totals == [4] * 4
+    assert sum(event.kind == "done" for event in events) == 4, "a case that recipes share is measured once"
     one, two = ((tmp_path / f"{n}" / "calibration.md").read_text() for n in (1, 2))
     assert one == two
 
@@ -672,10 +679,10 @@ def test_parallel_processes_share_the_threads(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
     given: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", given.append)
-    _start_process(3)
+    start_process(3)
     assert (given, os.environ["TORCHINDUCTOR_COMPILE_THREADS"]) == ([3], "1")
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "5")
-    _start_process(3)
+    start_process(3)
     assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "5", "the user's setting wins"
 
 
@@ -688,11 +695,12 @@ def test_one_network_alone(tmp_path: Path) -> None:
     assert content["plan"].keys() == {f.name for f in fields(Plan)}, "a file does not depend on today's defaults"
     read = Numbers.read(tmp_path / "digits" / "lifelong.json")
     assert [(case.column, case.plan.cache) for case in read.cases] == [("resnet", None)], "a folder of one machine"
-    none = CliRunner().invoke(app, ["paper", "run", "mixed", "--network", "resnet", "--out", str(tmp_path)])
-    assert "mixed has nothing to show: it does not run resnet" in none.output
-    every = CliRunner().invoke(app, ["paper", "run", "all", "--network", "vit", "--dry-run", "--out", str(tmp_path)])
+    none = CliRunner().invoke(app, ["paper", "run", "mixed", "--level", "4", "--out", str(tmp_path)])
+    assert "mixed has nothing to show: it does not run level 4" in none.output
+    words = ["paper", "run", "all", "--level", "3", "--network", "vit", "--dry-run", "--out", str(tmp_path)]
+    every = CliRunner().invoke(app, words)
     assert "mixed" in every.output
-    assert "forgetting" not in every.output
+    assert "sweep-e0" not in every.output
     wrong = CliRunner().invoke(app, ["paper", "run", "mixed", "--network", "vgg"])
     assert "choose from resnet, vit" in " ".join(wrong.output.split())
 
@@ -720,6 +728,8 @@ def test_tuning_uses_no_image_or_corruption_that_is_judged(apart: Scale) -> None
     assert {case.plan.data.rpartition(",")[2] for case in cases} == {"tune"}
     assert not {shift for case in cases for shift in case.plan.shifts} & {*BENCHMARK}
     assert {seed for case in cases for seed in case.plan.seeds} == {SEED}
+    probes = {(case.plan.scenario, case.plan.probe) for case in cases}
+    assert probes == {("lifelong", "snapshot"), ("single-domain", "none")}, "forgetting is measured once"
     trials = Counter(case.row for case in cases if case.plan.scenario == "lifelong")
     assert {*trials.values()} == {len(FACTORS)}, "every method has the same number of trials"
     assert trials.keys() == {"Tent", "MEMO", "CoTTA", "SAR", "ROID", "RDumb", "TEA", "ETA", "EATA", "ETAC", "EATAC"}
@@ -759,6 +769,31 @@ def test_a_scale_with_one_network_runs_all_recipes_on_it() -> None:
         assert {case.plan.model for case in RECIPES[name].plans(scale)} == {"keras-resnet50"}
 
 
+def test_a_recipe_of_one_network_runs_on_the_one_that_is_asked_for() -> None:
+    usual = SCALES["cifar10"].on(data="cifar10:/data")
+    resnet, vit = usual.on(within=("resnet",)), usual.on(within=("vit",))
+    for name in ("forgetting", "backwards", "sweep-fisher", "entropy-share"):
+        assert [case.plan for case in RECIPES[name].plans(usual)] == [case.plan for case in RECIPES[name].plans(resnet)]
+    for name in ("indicator", "held-out", "stability"):
+        assert [case.plan for case in RECIPES[name].plans(usual)] == [case.plan for case in RECIPES[name].plans(vit)]
+    for name, asked, model in (("indicator", resnet, "cifar10-resnet"), ("forgetting", vit, "cifar10-vit")):
+        cases = RECIPES[name].plans(asked)
+        assert {case.plan.model for case in cases} == {model}
+        assert all(case.due(asked) for case in cases)
+    some = SCALES["cifar10"].on(data="cifar10:/data", levels=(3, 5))
+    due = {case.plan.severity for case in RECIPES["backwards"].plans(some) if case.due(some)}
+    assert due == {3, 5}
+
+
+def test_data_that_names_its_part_can_be_tuned_on() -> None:
+    scale = SCALES["cifar10"]
+    assert not scale.on(data="cifar10:/data").apart
+    part = scale.on(data="cifar10:/data,judge")
+    assert (part.apart, part.judged, part.held_out) == (True, "cifar10:/data,judge", "cifar10:/data,tune")
+    tiny_imagenet = SCALES["tiny-imagenet"].on(data="tiny-imagenet:/data,judge")
+    assert tiny_imagenet.judged == "tiny-imagenet:/data,judge"
+
+
 def test_one_failed_job_does_not_stop_the_others(tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text(
@@ -770,10 +805,10 @@ def test_one_failed_job_does_not_stop_the_others(tmp_path: Path) -> None:
         "def make(): return Bad()\n"
     )
     scale = tiny(images=16, shifts=("fog",)).on(networks={"vit": f"{bad}:make"}, only=("source", "tent"))
-    done: list[int] = []
-    with pytest.raises(ValueError, match="out of luck"):
-        side_by_side([RECIPES["lifelong"]], scale, tmp_path / "out", 2, done.append)
-    assert done == [4] * 4
+    events: list[Event] = []
+    with pytest.raises(SweepError, match="2 of 4 runs failed.*out of luck"):
+        side_by_side([RECIPES["lifelong"]], scale, tmp_path / "out", events)
+    assert sorted(event.kind for event in events if event.kind in ("done", "failed")) == ["done"] * 2 + ["failed"] * 2
     finished = {file.stem for file in (tmp_path / "out").glob("lifelong/all-resnet/*-seed0.json")}
     assert finished == {"source-seed0", "tent-seed0"}
 
@@ -806,10 +841,10 @@ def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     script.write_text(
         "import multiprocessing, os, time\n"
         "from concurrent.futures import ProcessPoolExecutor\n"
-        "from acclimate.paper.reproduce import _start_process\n"
+        "from acclimate.bench.processes import start_process\n"
         "if __name__ == '__main__':\n"
         "    context = multiprocessing.get_context('spawn')\n"
-        "    pool = ProcessPoolExecutor(1, context, _start_process, (1,))\n"
+        "    pool = ProcessPoolExecutor(1, context, start_process, (1,))\n"
         "    print(pool.submit(os.getpid).result(), flush=True)\n"
         "    pool.submit(time.sleep, 60)\n"
         "    time.sleep(60)\n"

@@ -14,7 +14,7 @@ from acclimate import METHODS
 from acclimate.bench import figures
 from acclimate.bench.report import write_report
 from acclimate.bench.result import DomainResult, Result
-from acclimate.bench.tables import as_html, best_cells, summary_table
+from acclimate.bench.tables import as_html, as_markdown, best_cells, summary_table
 
 NAMES = [method.__name__ for method in METHODS.values()]
 
@@ -120,3 +120,8 @@ def test_rows_of_pictures_may_differ_in_length() -> None:
     pixels = image.get_array()
     assert pixels[4, 4, 3] == 1
     assert pixels[14, 24, 3] == 0, "there is nothing after the last picture"
+
+
+def test_a_table_without_rows_has_all_its_columns() -> None:
+    header, rule = as_markdown(["method", "acc %", "ECE"], []).splitlines()
+    assert header.count("|") == rule.count("|") == 4

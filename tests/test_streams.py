@@ -92,5 +92,5 @@ def test_an_interrupt_during_the_imports_is_one_line(seconds: float) -> None:
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert "Traceback" not in said, said
-    assert process.returncode in (0, 130), "or it had ended"
+    assert process.returncode in (0, 130, -signal.SIGINT), "or it had ended, or was about to"
     assert said.count("\n") <= 1

@@ -13,7 +13,17 @@ from acclimate import DAT, EATA, EATAC, Tent
 from acclimate.bench.own_networks import digits_resnet
 from acclimate.bench.plan import Plan, PlanError
 from acclimate.bench.run import Run
-from acclimate.bench.tune import FACTORS, SEED, Trial, Tuning, choose, learning_rate, settings_from, write_settings
+from acclimate.bench.tune import (
+    FACTORS,
+    SEED,
+    Trial,
+    Tuning,
+    choose,
+    doubts,
+    learning_rate,
+    settings_from,
+    write_settings,
+)
 from acclimate.cli.main import app
 from acclimate.data.corruptions import BENCHMARK, EXTRA
 
@@ -79,6 +89,13 @@ def test_without_labels_the_source_network_is_right_on_clean_images(tmp_path: Pa
     assert tuning.trial("tent", {"lr": 1e-3}).accuracy > 0
     with pytest.raises(PlanError, match="labels="):
         Tuning(SMALL, tmp_path, labels="none")
+
+
+def test_the_lowest_rate_is_doubted() -> None:
+    low, high = Trial("tent", {"lr": 0.1}, 50, 10, 0), Trial("tent", {"lr": 0.5}, 40, 10, 0)
+    other = Trial("eata", {"lr": 0.01}, 50, 10, 0)
+    assert [text.partition(":")[0] for text in doubts([low, high, other], [low, other])] == ["tent"]
+    assert doubts([low, high], [high]) == []
 
 
 def test_a_file_is_a_preset(tmp_path: Path) -> None:

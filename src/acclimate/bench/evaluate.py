@@ -16,10 +16,12 @@ from ..core.step import Step
 from ..data.types import IGNORE
 from ..online.guard import Guard
 from ..parts.normalised import Normalised
+from ..parts.world import World
 from .metrics import Scores
 from .provenance import origin, process_memory
 from .result import DomainResult, Result
 from .stream import SampledDomain, Scenario, Stream
+from .torchrun import divided, scores_of_all
 
 __all__ = ["BatchResult", "accuracy_of", "check_labels", "evaluate", "run", "start_result"]
 
@@ -41,14 +43,23 @@ class BatchResult:
 
 
 def run(adapter: Adapter | Guard, scenario: Scenario, start: int = 0) -> Iterator[BatchResult]:
-    """Predict and learn batch by batch, from domain `start` on; reset where the scenario says so."""
+    """Predict and learn batch by batch, from domain `start` on; reset where the scenario says so.
+
+    >>> import acclimate
+    >>> from acclimate.bench.networks import load_network
+    >>> from acclimate.bench.scenarios import lifelong
+    >>> from acclimate.data import open_suite
+    >>> fog = lifelong(open_suite("digits"), shifts=["fog"], images=128)
+    >>> [tuple(batch.logits.shape) for batch in run(acclimate.BNAdapt(load_network("digits-resnet").model), fog)]
+    [(64, 10), (64, 10)]
+    """
     between = [] if scenario.clean_between is None else [(scenario.clean_between, True)]
     for domain in scenario.domains[start:]:
         if scenario.resets == "domain":
             adapter.reset()
         for part, probe in ((domain, False), *between):
             adapter.new_domain(round=part.round)
-            batches = iter(part.on(adapter.device))
+            batches = iter(divided(part, adapter.world).on(adapter.device))
             following = next(batches, None)
             if following is None:
                 raise ValueError(f"{part.name}: the domain has no batches")
@@ -89,6 +100,15 @@ def evaluate(
     With `clean`, a probe from a snapshot before the stream and after each domain shows forgetting and leaves the
     stream unchanged. `on_batch` receives each batch of the stream and the domain's score so far, `on_domain` the result
     so far. A stopped run resumes from its `result`, with the adapter in the state of that time.
+
+    >>> import acclimate
+    >>> from acclimate.bench.networks import load_network
+    >>> from acclimate.bench.scenarios import lifelong
+    >>> from acclimate.data import open_suite
+    >>> fog = lifelong(open_suite("digits"), shifts=["fog"], images=128)
+    >>> result = evaluate(acclimate.BNAdapt(load_network("digits-resnet").model), fog)
+    >>> [domain.name for domain in result.domains]
+    ['fog']
     """
     resets: Literal["never", "batch"] = "batch" if scenario.resets == "batch" else "never"
 
@@ -102,13 +122,14 @@ def evaluate(
     for batch in run(adapter, scenario, len(result.domains)):
         meter.update(batch)
         if not batch.probe and (scenario.tolerant or isinstance(adapter, Guard)):
-            result.along = [*(result.along or []), _score(batch)]
+            result.along = result.along or []
+            result.along.append(_score(batch, adapter.world))
         if on_batch is not None and not batch.probe:
             meter.report(batch, on_batch)
         if not batch.last:
             continue
         if batch.probe:
-            result.domains[-1].clean_accuracy = meter.scores.score
+            result.domains[-1].clean_accuracy = scores_of_all(meter.scores, adapter.world).score
         else:
             result.domains.append(meter.finish(batch.domain, scenario.domains[len(result.domains)]))
             meter.add_bins(result.bins)
@@ -123,10 +144,10 @@ def evaluate(
     return result
 
 
-def _score(batch: BatchResult) -> float:
+def _score(batch: BatchResult, world: World) -> float:
     scores = Scores()
     scores.update(batch.logits, batch.targets)
-    return scores.score
+    return scores_of_all(scores, world).score
 
 
 def start_result(adapter: Adapter | Guard, scenario: Scenario, **fields: Any) -> Result:
@@ -139,7 +160,7 @@ def start_result(adapter: Adapter | Guard, scenario: Scenario, **fields: Any) ->
         scenario=scenario.name,
         seed=adapter.seed,
         weights=adapter.fingerprint(),
-        origin=origin(adapter.device),
+        origin=origin(adapter.device, adapter.world.size),
         **fields,
     )
 
@@ -152,7 +173,7 @@ def accuracy_of(
     try:
         for batch in run(adapter, Scenario(domain.name, [domain], resets, tolerant=tolerant)):
             scores.update(batch.logits, batch.targets)
-        return scores.score
+        return scores_of_all(scores, adapter.world).score
     finally:
         adapter.restore(snapshot)
 
@@ -162,6 +183,7 @@ class _DomainMeter:
 
     def __init__(self, adapter: Adapter | Guard, *, tolerant: bool) -> None:
         self.adapter, self.scores, self.images = adapter, Scores(), 0
+        self._checked = False
         self.rejected = 0 if tolerant else None
         self.memory = _PeakMemory(adapter.device)
         self.forwards, self.backwards, self.in_graph = torch.zeros(3, dtype=torch.int64, device=adapter.device).unbind()
@@ -172,8 +194,10 @@ class _DomainMeter:
     def update(self, batch: BatchResult) -> None:
         """Add a batch."""
         step = batch.step
-        if not self.images:
-            check_labels(batch.targets, batch.logits)
+        if not self._checked:
+            with self.adapter.world.together():
+                check_labels(batch.targets, batch.logits)
+            self._checked = True
         with self.memory.paused() if self.scores.due(batch.logits) else nullcontext():
             self.scores.update(batch.logits, batch.targets)
         self.images += step.size
@@ -182,7 +206,8 @@ class _DomainMeter:
         self.forwards += step.forwards
         self.in_graph += step.in_graph
         self.backwards += step.backwards
-        self.kept += step.size * step.kept.float().mean() if step.kept is not None else step.size * step.taken
+        if step.size:
+            self.kept += step.size * step.kept.float().mean() if step.kept is not None else step.size * step.taken
 
     def report(self, batch: BatchResult, on_batch: Callable[[BatchResult, float], None]) -> None:
         """Call back with the score, which is read twice a second at most: reading it synchronises the device."""
@@ -201,6 +226,7 @@ class _DomainMeter:
             torch.cuda.synchronize(device)
         self.memory.read()
         self.seconds += time.perf_counter() - self._since
+        self._add_other_ranks()
         if not self.scores.meter.total:
             raise ValueError(f"{name}: no pixel has a label that counts, so there is no score")
         return DomainResult(
@@ -217,6 +243,13 @@ class _DomainMeter:
             skipped=domain.left_out(self.images) if isinstance(domain, SampledDomain) else None,
             rejected=self.rejected,
         )
+
+    def _add_other_ranks(self) -> None:
+        """Add what the other ranks have measured on their parts of the batches."""
+        world = self.adapter.world
+        self.scores, self.kept = scores_of_all(self.scores, world), world.sum(self.kept)
+        numbers = world.counts(self.images, self.forwards, self.backwards, self.in_graph)
+        self.images, (self.forwards, self.backwards, self.in_graph) = int(numbers[0]), map(torch.as_tensor, numbers[1:])
 
     def add_bins(self, bins: dict[str, list[float]]) -> None:
         """Add the domain's reliability bins to the stream's."""

@@ -84,7 +84,14 @@ def _legend(axes: Axes) -> None:
 
 @mpl.rc_context(STYLE)
 def along(groups: Sequence[Sequence[Result]], name: Literal["score", "ece"] = "score") -> Figure:
-    """Plot a number per domain, in the order of the stream; one panel per group of results."""
+    """Plot a number per domain, in the order of the stream; one panel per group of results.
+
+    >>> from acclimate.bench.result import DomainResult, Result
+    >>> fog = DomainResult("fog", 0.5, 0.1, 64, 64, 0, 1.0, clean_accuracy=0.9)
+    >>> result = Result("Source", "SmallResNet", "Source(…)", "lifelong", 0, domains=[fog])
+    >>> along([[result]]).axes[0].get_ylabel()
+    'accuracy (%)'
+    """
     heights = [max(2.6, _legend_height(results)) for results in groups]
     figure = Figure(figsize=(9, _NAMES + sum(heights)), layout="constrained")
     for axes, results in zip(figure.subplots(len(groups), 1, sharex=True, squeeze=False)[:, 0], groups, strict=True):
@@ -131,7 +138,14 @@ def _smooth(values: Sequence[float]) -> list[float]:
 
 @mpl.rc_context(STYLE)
 def cost(results: Sequence[Result]) -> Figure:
-    """Plot accuracy, or mIoU, against passes per sample: up and to the left is better."""
+    """Plot accuracy, or mIoU, against passes per sample: up and to the left is better.
+
+    >>> from acclimate.bench.result import DomainResult, Result
+    >>> fog = DomainResult("fog", 0.5, 0.1, 64, 64, 0, 1.0, clean_accuracy=0.9)
+    >>> result = Result("Source", "SmallResNet", "Source(…)", "lifelong", 0, domains=[fog])
+    >>> cost([result]).axes[0].get_ylabel()
+    'accuracy (%)'
+    """
     figure, ax = _axes(3.6, results)
     for result in results:
         samples = sum(domain.images for domain in result.domains)
@@ -149,7 +163,14 @@ def cost(results: Sequence[Result]) -> Figure:
 
 @mpl.rc_context(STYLE)
 def forgetting(results: Sequence[Result]) -> Figure:
-    """Plot the accuracy on clean images, probed before the stream and after each domain."""
+    """Plot the accuracy on clean images, probed before the stream and after each domain.
+
+    >>> from acclimate.bench.result import DomainResult, Result
+    >>> fog = DomainResult("fog", 0.5, 0.1, 64, 64, 0, 1.0, clean_accuracy=0.9)
+    >>> result = Result("Source", "SmallResNet", "Source(…)", "lifelong", 0, domains=[fog])
+    >>> forgetting([result]).axes[0].get_ylabel()
+    'accuracy (%)'
+    """
     figure, ax = _axes(3.4, results)
     lines = [[r.clean_before or 0.0, *(d.clean_accuracy or 0.0 for d in r.domains)] for r in results]
     _plot(ax, results, lines, ["before", *(d.name for d in results[0].domains)])
@@ -161,7 +182,15 @@ def forgetting(results: Sequence[Result]) -> Figure:
 
 @mpl.rc_context(STYLE)
 def reliability(results: Sequence[Result], columns: int = 5) -> Figure:
-    """Plot how often predictions of each confidence are right; a calibrated method lies on the diagonal."""
+    """Plot how often predictions of each confidence are right; a calibrated method lies on the diagonal.
+
+    >>> from acclimate.bench.result import DomainResult, Result
+    >>> fog = DomainResult("fog", 0.5, 0.1, 64, 64, 0, 1.0, clean_accuracy=0.9)
+    >>> bins = {name: [0.0] * 14 + [value] for name, value in (("count", 8.0), ("confident", 7.6), ("correct", 6.0))}
+    >>> result = Result("Source", "SmallResNet", "Source(…)", "lifelong", 0, domains=[fog], bins=bins)
+    >>> len(reliability([result]).axes)
+    1
+    """
     columns = min(columns, len(results))
     lines = -(-len(results) // columns)
     figure = Figure(figsize=(1.9 * columns, 2.5 * lines), layout="constrained")
@@ -184,7 +213,12 @@ def reliability(results: Sequence[Result], columns: int = 5) -> Figure:
 
 @mpl.rc_context(STYLE | {"axes.grid": False, "axes.spines.left": False, "axes.spines.bottom": False})
 def examples(pictures: Sequence[tuple[str, Tensor]], gap: int = 2) -> Figure:
-    """Show a few images of each domain, one row per domain; what is between and after them is transparent."""
+    """Show a few images of each domain, one row per domain; what is between and after them is transparent.
+
+    >>> figure = examples([("clean", torch.rand(4, 1, 8, 8)), ("fog", torch.rand(4, 1, 8, 8))])
+    >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    ['clean', 'fog']
+    """
     columns = max(len(images) for _, images in pictures)
     height = pictures[0][1].shape[-2] + gap
     rows = [_row(images, columns, gap) for _, images in pictures]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,7 +29,12 @@ _EDGES = torch.cat(
 
 
 def calibration_error(count: Tensor, confident: Tensor, correct: Tensor) -> Tensor:
-    """Return ECE = Σ_bins n_b/N · |accuracy_b − confidence_b|, from each bin's count and sums."""
+    """Return ECE = Σ_bins n_b/N · |accuracy_b − confidence_b|, from each bin's count and sums.
+
+    >>> count, confident, correct = torch.tensor([10.0]), torch.tensor([9.0]), torch.tensor([6.0])
+    >>> calibration_error(count, confident, correct)  # 90 % sure, 60 % right
+    tensor(0.3000)
+    """
     return (correct - confident).abs().sum() / count.sum()
 
 
@@ -37,6 +43,11 @@ class Meter:
 
     ECE is computed over the whole stream, in equal-width bins (lo, hi]. A mean of per-batch errors would be far too
     large even for a calibrated network.
+
+    >>> meter = Meter()
+    >>> meter.update(torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1]))  # certain, half right
+    >>> meter.accuracy, round(meter.ece, 2)
+    (0.5, 0.5)
     """
 
     def __init__(self) -> None:
@@ -212,6 +223,15 @@ class Scores:
         self._confusion.update(z.argmax(1), targets)
         known = targets.to(z.device, non_blocking=True).long()
         self._meter.update(z, known.masked_fill((known < 0) | (known >= z.shape[1]), IGNORE), ignore=IGNORE)
+
+    def merged(self, total: Callable[[Tensor], Tensor]) -> Scores:
+        """Return the scores of several processes, whose counts and sums `total` adds up."""
+        merged = Scores()
+        merged._meter.fine, merged._meter.edges = total(self.meter.fine), self.meter.edges
+        if self.confusion is not None:
+            merged._confusion = Confusion(self.confusion.classes)
+            merged._confusion.pairs = total(self.confusion.pairs)
+        return merged
 
     @property
     def meter(self) -> Meter:

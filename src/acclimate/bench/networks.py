@@ -223,7 +223,12 @@ _LIBRARIES: dict[str, Callable[[str, Path | None, Normalisation | None], Loaded]
 
 
 def load_network(spec: str, device: torch.device | str = "cpu") -> Loaded:
-    """Load a network by its specification (see `KINDS`), in evaluation mode on a device."""
+    """Load a network by its specification (see `KINDS`), in evaluation mode on a device.
+
+    >>> loaded = load_network("digits-resnet")
+    >>> type(loaded.model).__name__, loaded.family
+    ('SmallResNet', 'resnet50')
+    """
     library, _, name = spec.partition(":")
     own, _, weights = spec.partition("=")
     if own == "keras-resnet50":

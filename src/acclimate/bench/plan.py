@@ -19,9 +19,13 @@ from ..core.options import NETWORKS
 from ..core.settings_file import is_settings_file
 from ..core.signature import arguments_of
 from ..methods import METHODS
+from ..online.guard import GUARD_OPTIONS
 from .scenarios import SCENARIOS
 
-__all__ = ["PROTOCOL", "SHARED", "Job", "Plan", "PlanError", "combine", "read_config", "read_overrides"]
+__all__ = [
+    *("PROTOCOL", "SHARED", "Job", "Plan", "PlanError", "check_fields", "check_overrides", "combine", "option"),
+    *("read_assignment", "read_config", "read_overrides"),
+]
 
 PROTOCOL = (
     "data",
@@ -68,7 +72,7 @@ class Job:
         return f"{self.method}-seed{self.seed}"
 
 
-def _option(
+def option(
     default: Any,
     about: str,
     *,
@@ -85,63 +89,66 @@ def _option(
 
 @dataclass(frozen=True)
 class Plan:
-    """What is compared, and under what protocol. The fields' metadata describes them."""
+    """What is compared, and under what protocol. The fields' metadata describes them.
 
-    methods: Sequence[str] = _option(
+    >>> plan = Plan(methods=["source", "eata"], images=32, shifts=["fog"], overrides={"eata": {"beta": 500}})
+    >>> [job.name for job in plan.jobs()]
+    ['source-seed0', 'eata-seed0']
+    """
+
+    methods: Sequence[str] = option(
         tuple(METHODS),
         "A method to run; repeat for more. `acclimate methods` lists them.",
         name="method",
         choices=METHODS,
         usual="all that fit",
     )
-    model: str = _option("digits-resnet", "A network: `acclimate list` shows how to name one.")
-    data: str = _option("digits", "A data set: `acclimate list` shows how to name one.")
-    scenario: str = _option("lifelong", "Order of the domains, and when to reset.", choices=SCENARIOS)
-    severity: int = _option(5, "Severity of the corruptions.", least=1, most=5)
-    shifts: Sequence[str] | None = _option(None, "A corruption; repeat for more.", name="shift", usual="all")
-    seeds: Sequence[int] = _option(
-        (0,), "Seed of the stream and the adapters; repeat for more.", name="seed", usual="0"
-    )
-    batch_size: int = _option(None, "Images per batch.", least=1, usual="64; 1 for street scenes")
-    images: int | None = _option(None, "Images per domain.", least=1, usual="all")
-    source: str | None = _option(
+    model: str = option("digits-resnet", "A network: `acclimate list` shows how to name one.")
+    data: str = option("digits", "A data set: `acclimate list` shows how to name one.")
+    scenario: str = option("lifelong", "Order of the domains, and when to reset.", choices=SCENARIOS)
+    severity: int = option(5, "Severity of the corruptions.", least=1, most=5)
+    shifts: Sequence[str] | None = option(None, "A corruption; repeat for more.", name="shift", usual="all")
+    seeds: Sequence[int] = option((0,), "Seed of the stream and the adapters; repeat for more.", name="seed", usual="0")
+    batch_size: int = option(None, "Images per batch.", least=1, usual="64; 1 for street scenes")
+    images: int | None = option(None, "Images per domain.", least=1, usual="all")
+    source: str | None = option(
         None, "Data set with clean images for the Fisher importance of EATA and EATA-C.", usual="that of --data"
     )
-    source_images: int = _option(
+    source_images: int = option(
         None, "Clean images for the Fisher importance.", least=1, usual="2,000; 20 street scenes, as in the paper"
     )
-    probe: str = _option(
+    probe: str = option(
         "snapshot",
         "How to measure forgetting: from a snapshot that leaves the stream unchanged, by the paper's adaptation to "
         "clean images between the domains, or not at all.",
         choices=("snapshot", "readapt", "none"),
     )
-    probe_images: int = _option(1000, "Clean images that forgetting is measured on.", least=1)
-    preset: str | None = _option(
+    probe_images: int = option(1000, "Clean images that forgetting is measured on.", least=1)
+    preset: str | None = option(
         None,
         "Hyper-parameters to start from, or the file of `acclimate tune`.",
         choices=NETWORKS,
         usual="depends on the network",
     )
-    overrides: Mapping[str, Mapping[str, Any]] = _option(
-        dict, "An argument of a method, such as eata.beta=500; repeat for more.", name="set"
+    overrides: Mapping[str, Mapping[str, Any]] = option(
+        dict, "An argument of a method, such as eata.beta=500, or of guard; repeat for more.", name="set"
     )
-    device: str = _option("cpu", "Device, such as cpu or cuda.")
-    engine: str = _option(
+    device: str = option("cpu", "Device, such as cpu or cuda.")
+    engine: str = option(
         "eager",
         "How passes run: eagerly, as CUDA graphs, or compiled as well.",
         choices=("eager", "recorded", "auto"),
     )
-    precision: str = _option(
+    precision: str = option(
         "fp32", "Number format.", choices=("fp32", "tf32", "bf16"), usual="fp32; bf16 with engine auto on a GPU"
     )
-    workers: int = _option(0, "Processes that read images.", least=0, usual="0; most cores on a GPU")
-    cache: str | None = _option(None, "Folder for decoded images, so that each file is decoded only once.")
-    skip_broken: bool = _option(
+    workers: int = option(0, "Processes that read images.", least=0, usual="0; most cores on a GPU")
+    cache: str | None = option(None, "Folder for decoded images, so that each file is decoded only once.")
+    skip_broken: bool = option(
         False, "Leave out images that cannot be read, and count them; otherwise the first one stops the run."
     )
-    rounds: int = _option(10, "Rounds of the scenario `rounds`.", least=1)
-    guard: bool = _option(False, "Watch every method with a guard, which undoes a collapse and answers while it lasts.")
+    rounds: int = option(10, "Rounds of the scenario `rounds`.", least=1)
+    guard: bool = option(False, "Watch every method with a guard, which undoes a collapse and answers while it lasts.")
 
     def __post_init__(self) -> None:
         scenes = not _SCENES.isdisjoint(self.data.split(":")[:2])
@@ -150,39 +157,10 @@ class Plan:
                 object.__setattr__(self, name, of_scenes if scenes else usual)
         for name in ("methods", "seeds"):  # named twice counts once
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
-        for each in fields(self):
-            self._check(each.metadata["name"] or each.name, getattr(self, each.name), each.metadata)
-        self._check("method", self.overrides, {"choices": METHODS, "least": None})
-        self._check_overrides()
-        for name in ("skip_broken", "guard"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise PlanError(f"{name}={value!r}: expected true or false")
+        check_fields(self)
+        check_overrides(self.overrides, _OPTIONS, guard=self.guard)
         if not self.methods or not self.seeds:
             raise PlanError("a plan needs at least one method and one seed")
-
-    @staticmethod
-    def _check(name: str, value: Any, bounds: Mapping[str, Any]) -> None:
-        if choices := bounds["choices"]:
-            for each in value if name == "method" else [value]:
-                if name == "preset" and (each is None or is_settings_file(each)):
-                    continue
-                if each not in choices:
-                    raise PlanError(no_such(name, each, choices))
-        if bounds["least"] is not None and value is not None:
-            least, most = bounds["least"], bounds["most"]
-            if not isinstance(value, int) or value < least or (most is not None and value > most):
-                expected = f"of at least {least}" if most is None else f"from {least} to {most}"
-                raise PlanError(f"{name}={value!r}: expected a number {expected}")
-
-    def _check_overrides(self) -> None:
-        for method, settings in self.overrides.items():
-            if not isinstance(settings, Mapping):
-                raise PlanError(f"overrides of {method} are {settings!r}: expected arguments by name, {{'lr': 0.01}}")
-            for name in settings:
-                if name in _OPTIONS:
-                    raise PlanError(f"{method}.{name} cannot be set: {_OPTIONS[name]}")
-                if name not in (known := [each for each in arguments_of(METHODS[method]) if each not in _OPTIONS]):
-                    raise PlanError(f"{method} has {no_such('argument', name, known)}")
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Plan:
@@ -216,12 +194,56 @@ class Plan:
     def arguments(self, job: Job) -> dict[str, Any]:
         """Return the arguments of a job's method: settings that all methods share, and its own overrides."""
         whole = self.as_dict()
-        guard = {"guard": True} if self.guards(job) else {}
+        guard = {"guard": whole["overrides"].get("guard", True)} if self.guards(job) else {}
         return {**{name: whole[name] for name in SHARED}, **guard, **whole["overrides"].get(job.method, {})}
 
     def guards(self, job: Job) -> bool:
         """Return whether a job's method is watched by a guard; the source network needs none."""
         return self.guard and job.method != "source"
+
+
+def check_fields(values: Any) -> None:
+    """Raise if a field of a dataclass has a value that its `option` does not allow."""
+    for each in fields(values):
+        name, value, bounds = each.metadata["name"] or each.name, getattr(values, each.name), each.metadata
+        if value is None and each.default is None:
+            continue
+        choices, own = bounds["choices"], name == "preset" and is_settings_file(value)
+        if name == "method":
+            _check_methods([value] if isinstance(value, str) else value)
+        elif choices and value not in choices and not own:
+            raise PlanError(no_such(name, value, choices))
+        if isinstance(each.default, bool) and not isinstance(value, bool):
+            raise PlanError(f"{name}={value!r}: expected true or false")
+        least, most = bounds["least"], bounds["most"]
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if least is not None and not (whole and value >= least and (most is None or value <= most)):
+            expected = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise PlanError(f"{name}={value!r}: expected a number {expected}")
+
+
+def check_overrides(
+    overrides: Mapping[str, Mapping[str, Any]], reserved: Mapping[str, str], *, guard: bool = True
+) -> None:
+    """Raise for arguments that a method or the guard does not have, or that are `reserved`, for the reason given."""
+    _check_methods(overrides.keys() - {"guard"})
+    if "guard" in overrides and not guard:
+        raise PlanError("guard has settings, and there is no guard: add --guard, or leave them out")
+    for method, settings in overrides.items():
+        if not isinstance(settings, Mapping):
+            raise PlanError(f"overrides of {method} are {settings!r}: expected arguments by name, {{'lr': 0.01}}")
+        for name in settings:
+            if name in reserved:
+                raise PlanError(f"{method}.{name} cannot be set: {reserved[name]}")
+            taken = GUARD_OPTIONS if method == "guard" else arguments_of(METHODS[method])
+            if name not in (known := [each for each in taken if each not in reserved]):
+                raise PlanError(f"{method} has {no_such('argument', name, known)}")
+
+
+def _check_methods(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in METHODS and name not in (known := METHODS.known()):
+            raise PlanError(no_such("method", name, known))
 
 
 def combine(config: Mapping[str, Any], options: Mapping[str, Any]) -> Plan:
@@ -254,14 +276,22 @@ def read_overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Read `["eata.beta=500"]` as `{"eata": {"beta": 500}}`."""
     read: dict[str, dict[str, Any]] = {}
     for setting in settings:
-        name, equals, value = setting.partition("=")
+        name, value = read_assignment(setting, "METHOD.ARGUMENT=VALUE, such as eata.beta=500")
         method, dot, argument = name.partition(".")
-        if not equals or not dot:
+        if not dot:
             raise PlanError(f"--set {setting}: expected METHOD.ARGUMENT=VALUE, such as eata.beta=500")
-        if method not in METHODS:
-            raise PlanError(f"--set {setting}: {no_such('method', method, METHODS)}")
-        read.setdefault(method, {})[argument] = _value(value)
+        if method not in METHODS and method not in (known := METHODS.known()):
+            raise PlanError(f"--set {setting}: {no_such('method', method, known)}")
+        read.setdefault(method, {})[argument] = value
     return read
+
+
+def read_assignment(setting: str, expected: str = "ARGUMENT=VALUE, such as lr=0.01") -> tuple[str, Any]:
+    """Read `"lr=0.01"` as `("lr", 0.01)`."""
+    name, equals, value = setting.partition("=")
+    if not equals or not name:
+        raise PlanError(f"--set {setting}: expected {expected}")
+    return name, _value(value)
 
 
 def _value(text: str) -> Any:

@@ -20,14 +20,15 @@ except ImportError:  # Windows
 __all__ = ["origin", "process_memory"]
 
 
-def origin(device: torch.device) -> dict[str, str | None]:
-    """Return what a number depends on in addition to its arguments: versions, device, commit."""
+def origin(device: torch.device, ranks: int = 1) -> dict[str, str | None]:
+    """Return what a number depends on in addition to its arguments: versions, device and how many of it, commit."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
     return {
         "acclimate": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": name,
+        **({"ranks": str(ranks)} if ranks > 1 else {}),
         "commit": _commit(),
     }
 

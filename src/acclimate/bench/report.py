@@ -14,7 +14,7 @@ from string import Template
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ..files import write_text
+from ..files import AnyPath, write_text
 from ..methods import METHODS
 from ..parts.multiscale import resized
 from . import figures
@@ -38,7 +38,7 @@ class Section:
     figures: Sequence[tuple[str, Figure]]
 
 
-def write_report(path: Path, results: Sequence[Result], run: Run | None = None) -> None:
+def write_report(path: AnyPath, results: Sequence[Result], run: Run | None = None) -> None:
     """Write a page of any results; with their run, also pictures of samples that were and were not learned from."""
     sections = [_compared(model, own) for model, own in _by_model(results).items()]
     if run is not None and run.task == "classification" and (pictures := selection_pictures(run)):
@@ -154,7 +154,7 @@ def scene_pictures(run: Run, batches: int = 4) -> tuple[str, list[tuple[str, lis
     return METHODS[method].__name__, [*seen.items()]
 
 
-def _write(path: Path, title: str, lead: str, sections: Sequence[Section]) -> None:
+def _write(path: AnyPath, title: str, lead: str, sections: Sequence[Section]) -> None:
     results = [result for section in sections for result in section.results]
     origin = ", ".join(f"{key} {value}" for key, value in results[0].origin.items() if value)
     page = Template(_PAGE).substitute(

@@ -69,7 +69,18 @@ def _no_bins() -> dict[str, list[float]]:
 
 @dataclass
 class Result:
-    """The numbers of one run. `from_dict(result.as_dict())` and `from_dict(result.compact())` read them back."""
+    """The numbers of one run. `from_dict(result.as_dict())` and `from_dict(result.compact())` read them back.
+
+    >>> import acclimate
+    >>> from acclimate.bench.evaluate import evaluate
+    >>> from acclimate.bench.networks import load_network
+    >>> from acclimate.bench.scenarios import lifelong
+    >>> from acclimate.data import open_suite
+    >>> fog = lifelong(open_suite("digits"), shifts=["fog"], images=64)
+    >>> result = evaluate(acclimate.Source(load_network("digits-resnet").model), fog)
+    >>> result.method, result.forwards, 0 <= result.ece <= 1
+    ('Source', 64, True)
+    """
 
     method: str
     """Class name, such as `EATA`."""

@@ -11,9 +11,7 @@ same numbers, bit for bit.
 from __future__ import annotations
 
 import inspect
-import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,15 +22,12 @@ from torch import Tensor
 
 from ..checks import read_logits
 from ..core.adapter import Adapter
-from ..core.options import FEW_CLASSES
 from ..data import open_suite
-from ..data.decoded import Decoded, DecodedSuite
-from ..data.folders import unread_files
-from ..data.types import ImageSet, Suite
+from ..data.types import Suite
+from ..files import AnyPath
 from ..methods import METHODS
 from ..online.guard import Guard
-from ..parts.augment import require_kornia
-from ..parts.parameters import norm_parameters
+from ..parts.world import ALONE, World
 from .evaluate import BatchResult, check_labels, evaluate, start_result
 from .networks import Loaded, load_network
 from .plan import Job, Plan, PlanError
@@ -40,27 +35,42 @@ from .result import Result
 from .result_folder import ResultFolder
 from .scenarios import SCENARIOS, sample_domain, with_clean
 from .stream import SampledDomain, Scenario
+from .torchrun import on_first
 
-__all__ = ["Run"]
+__all__ = ["Run", "check_device"]
 
 _HELD_OUT = 512  # clean images that a guard draws from
 
 
 class Run:
-    """A plan and the folder of its results. It shares network and data with the run `like`, if they are the same."""
+    """A plan and the folder of its results. It shares network and data with the run `like`, if they are the same.
 
-    def __init__(self, plan: Plan, out: Path, like: Run | None = None) -> None:
-        self.plan, self.like = plan, like
+    >>> import tempfile
+    >>> plan = Plan(methods=["bn-adapt"], images=64, shifts=["contrast"], probe="none")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     results = [Run(plan, Path(folder)).do(job) for job in plan.jobs()]
+    >>> [(result.method, result.domains[0].images) for result in results]
+    [('BNAdapt', 64)]
+    """
+
+    def __init__(self, plan: Plan, out: AnyPath, like: Run | None = None, world: World = ALONE) -> None:
+        self.plan, self.like, self.world = plan, like, world
         self.folder = ResultFolder(out, plan)
         self._scenarios: dict[int, Scenario] = {}
         self.broken: dict[Path, str] = {}
         """Files that were left out so far, with the reason."""
+        self.patience = 0.0
+        """Seconds to wait for the lock of a job."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle plan and folder; what is loaded stays here."""
+        return _in_worker, (self.plan, self.folder.path)
 
     @cached_property
     def network(self) -> Loaded:
         """The source network, loaded once."""
         like = self._like("model", "device")
-        _check_device(self.plan.device)
+        check_device(self.plan.device)
         return load_network(self.plan.model, self.plan.device) if like is None else like.network
 
     @cached_property
@@ -128,9 +138,9 @@ class Run:
         adapter = self._bare_adapter(job, source_images)
         if not self.plan.guards(job):
             return adapter
-        known = source_images is None and (self.plan.source is not None or self._has_clean)
+        known = source_images is None and (self.plan.source is not None or self.has_clean)
         held_out = self._held_out(job.seed) if known else None
-        return Guard(adapter, probe=held_out, seed=job.seed)
+        return Guard(adapter, probe=held_out, seed=job.seed, **self.plan.overrides.get("guard", {}))
 
     def _held_out(self, seed: int) -> list[Tensor]:
         """Return clean images for the guard: those before the source images in the same order, if there are enough."""
@@ -143,12 +153,14 @@ class Run:
         plan = self.plan
         arguments: dict[str, Any] = {"seed": job.seed, "classes": self.suite.classes}
         arguments |= {"engine": plan.engine, "precision": plan.precision, **plan.overrides.get(job.method, {})}
-        if self._needs_source(job.method):
+        if self.world.size > 1:
+            arguments["ranks"] = self.world
+        if self.needs_source(job.method):
             source = self._source(job.seed)
             if source_images is None:
                 arguments["source"] = [x for x, _ in source.on(plan.device)]
             else:
-                arguments["source"] = [self._first_images(source, source_images)[0]]
+                arguments["source"] = [self.first_images(source, source_images)[0]]
         return METHODS[job.method].preset(self.family, self.network.model, **arguments)
 
     def start(self, job: Job, adapter: Adapter | Guard) -> Result:
@@ -168,18 +180,19 @@ class Run:
         result = self.folder.read(job)
         if result is not None and result.done:
             return result
-        with self.folder.writing(job):
+        with on_first(self.world, self.folder.writing(job, self.patience)):
             return self._do(job, on_batch)
 
     def _do(self, job: Job, on_batch: Callable[[BatchResult, float], None] | None) -> Result:
         result, state = self.folder.find(job)
+        self.world.same("folder of results", f"one with {state.name if state is not None else 'no state'}")
         if result is not None and result.done:  # in the meantime, by another process
             return result
         adapter, scenario = self.adapter(job), self.scenario(job.seed)
         if state is not None:
-            adapter.load(state)
+            adapter.load(str(state))
         result = result or self.start(job, adapter)
-        clean = self.clean(job.seed) if self.plan.probe == "snapshot" and self._has_clean else None
+        clean = self.clean(job.seed) if self.plan.probe == "snapshot" and self.has_clean else None
 
         def write(result: Result) -> None:
             self.folder.write(job, adapter, result)
@@ -189,7 +202,7 @@ class Run:
         finally:
             adapter.reset()  # the next job starts from the source network
 
-    # What is known before it runs ---------------------------------------------------------------------------------
+    # Network and data -------------------------------------------------------------------------------------------------
 
     @property
     def title(self) -> str:
@@ -207,76 +220,6 @@ class Run:
         """The preset that hyper-parameters come from."""
         return self.plan.preset or ("segformer-b5" if self.task == "segmentation" else self.network.family)
 
-    def hints(self) -> list[str]:
-        """Return which class each folder is, options that have no effect, and options to try."""
-        found = [f"classes: {note}"] if (note := self.suite.class_note()) else []
-        if self.plan.cache and not (isinstance(self.suite, DecodedSuite) and self.suite.kept):
-            found.append("--cache makes no difference here: it is for image files and a network with a fixed crop")
-        classes, other = self.outputs, FEW_CLASSES.get(self.family)
-        if not self.plan.preset and other is not None and classes < 100:
-            found.append(
-                f"{self.family}'s hyper-parameters are for 1,000 classes, and the network has {classes}: also "
-                f"try --preset {other}, or let `acclimate tune` choose"
-            )
-        elif not self.plan.preset and not _is_of_the_paper(self.plan.model):
-            found.append(
-                f"learning rates are those for {self.family}, which is another network: `acclimate tune` chooses some "
-                "for yours"
-            )
-        if idle := [name for name in self.plan.overrides if name not in self.plan.methods]:
-            found.append(f"--set of {', '.join(idle)} has no effect: that method does not run")
-        if unread := unread_files(self._image_sets()):
-            found.append(unread)
-        return found
-
-    def _image_sets(self) -> Iterator[ImageSet]:
-        """Yield the images of the stream."""
-        for domain in self.scenario(self.plan.seeds[0]).domains:
-            for part in domain.parts if isinstance(domain, SampledDomain) else ():
-                yield part.images.images if isinstance(part.images, Decoded) else part.images
-
-    def unfit(self) -> dict[str, str]:
-        """Return the methods of the plan that cannot run here, with the reason."""
-        found = {
-            name: f"it is for {METHODS[name].task}, and the data for {self.task}"
-            for name in self.plan.methods
-            if METHODS[name].task not in ("any", self.task)
-        }
-        if "bn-adapt" in self.plan.methods and not self.network.has_batch_norm:
-            found["bn-adapt"] = "it needs BatchNorm layers, and the network has none"
-        return found
-
-    def fitting(self) -> Run:
-        """Return the same run without the methods that do not fit."""
-        methods = [name for name in self.plan.methods if name not in self.unfit()]
-        return Run(replace(self.plan, methods=methods), self.folder.path, self)
-
-    def check(self, jobs: Iterable[Job] | None = None) -> None:
-        """Raise for all that would stop the run later or make it meaningless, as far as little work can tell.
-
-        Shifts, source images, methods and their arguments, class counts, the first image, the folder and what is in it.
-        `jobs` are those to check for, by default all; there is nothing to check for those that are done.
-        """
-        found = {job: self.folder.read(job) for job in (self.plan.jobs() if jobs is None else jobs)}
-        due = {job.method: job for job, result in found.items() if result is None or not result.done}
-        if not due:
-            return
-        self.scenario(self.plan.seeds[0])
-        needing = [method for method in due if self._needs_source(method)]
-        if needing and self.plan.source is None and not self._has_clean:
-            raise PlanError(
-                f"{needing[0]} needs clean images, and {self.plan.data.partition(':')[0]} has none: name them with "
-                f"source=, such as {'scenes' if self.task == 'segmentation' else 'imagenet'}:FOLDER, or set "
-                f"{needing[0]}.beta=0"
-            )
-        for method, why in self.unfit().items():
-            if method in due:
-                raise PlanError(f"{method} does not fit: {why}. Leave it out")
-        self.folder.check_writable()
-        self.suite.check_classes(self.outputs)
-        for method, job in due.items():
-            self._check_adapter(method, job)
-
     @cached_property
     def outputs(self) -> int:
         """The number of the network's classes, seen on the first image of the stream."""
@@ -284,7 +227,7 @@ class Run:
         if like is not None:
             return like.outputs
         domain = next(d for d in self.scenario(self.plan.seeds[0]).domains if isinstance(d, SampledDomain))
-        x, y = self._first_images(domain, 1)
+        x, y = self.first_images(domain, 1)
         try:
             with torch.no_grad():
                 logits = read_logits(self.network.model(x), x)
@@ -295,82 +238,42 @@ class Run:
             check_labels(y, logits)
         return logits.shape[1]
 
-    def _first_images(self, domain: SampledDomain, count: int) -> tuple[Tensor, Tensor]:
+    def first_images(self, domain: SampledDomain, count: int) -> tuple[Tensor, Tensor]:
         """Return the first images of a domain and their labels; the first that can be read, with `skip_broken`."""
         picks = domain.picks if self.plan.skip_broken else domain.picks[:count]
         x, y = next(iter(replace(domain, picks=picks, workers=0).on(self.plan.device)))
         return x[:count], y[:count]
 
-    def _check_adapter(self, method: str, job: Job) -> None:
-        """Raise if a method cannot be built; two images stand for those of the Fisher importance."""
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # they come when it is built to run
-                adapter = self.adapter(job, source_images=2)
-            require_kornia(getattr(adapter, "augment", None))
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
-            given = ", ".join(f"{name}={value!r}" for name, value in self.plan.overrides.get(method, {}).items())
-            raise PlanError(f"{method}{given and f' with {given}'} cannot be built: {error}") from error
-
-    def _needs_source(self, method: str) -> bool:
+    def needs_source(self, method: str) -> bool:
+        """Return whether a method takes source images."""
         takes = "source" in inspect.signature(METHODS[method]).parameters
         return takes and self.plan.overrides.get(method, {}).get("beta") != 0
 
     @cached_property
-    def _has_clean(self) -> bool:
+    def has_clean(self) -> bool:
+        """Whether the data has clean images."""
         try:
             self.suite.clean()
         except ValueError:
             return False
         return True
 
-    # What it may cost ---------------------------------------------------------------------------------------------
 
-    def speed(self, batches: int = 2) -> tuple[float, float]:
-        """Measure the seconds per sample of a forward and of a backward pass, on a few batches."""
-        scenario = self.scenario(self.plan.seeds[0])
-        forward, step = (self._seconds(method, scenario, batches) for method in ("source", "tent"))
-        return forward, max(step - forward, 0.0)
-
-    def seconds(self, speed: tuple[float, float]) -> dict[str, float]:
-        """Estimate the seconds of each method for all seeds at a speed."""
-        costs = {method: METHODS[method].cost for method in self.plan.methods}
-        images = self.images_met() * len(self.plan.seeds)
-        return {method: images * (there * speed[0] + back * speed[1]) for method, (there, back) in costs.items()}
-
-    def images_met(self) -> int:
-        """Count the images that a method predicts under one seed, including the probes."""
-        scenario = self.scenario(self.plan.seeds[0])
-        images = sum(len(domain.picks) for domain in scenario.domains if isinstance(domain, SampledDomain))
-        return images + (len(scenario.domains) + 1) * self.plan.probe_images * (self.plan.probe != "none")
-
-    def _seconds(self, method: str, scenario: Scenario, batches: int) -> float:
-        """Return the seconds per sample."""
-        model = self.network.model
-        options: dict[str, Any] = {"precision": self.plan.precision}
-        if method != "source" and not norm_parameters(model):
-            options["parameters"] = "all"  # a backward pass is timed on any network
-        adapter = METHODS[method].preset(self.family, model, **options)
-        taken, seen = 0.0, 0
-        for index, (x, _) in zip(range(batches + 1), scenario.domains[0].on(self.plan.device), strict=False):
-            start = time.perf_counter()
-            adapter(x)
-            if x.is_cuda:
-                torch.cuda.synchronize(x.device)
-            spent = time.perf_counter() - start
-            if index <= 1:  # the first batch warms up, and counts only if there is no other
-                taken, seen = 0.0, 0
-            taken, seen = taken + spent, seen + len(x)
-        adapter.reset()
-        return taken / max(seen, 1)
+_first: Run | None = None
+"""The first run of a worker's process; the others share its network and data, if they are the same."""
 
 
-def _is_of_the_paper(model: str) -> bool:
-    """Return whether a network's name says that it is a ResNet-50, a ViT-Base or a SegFormer-B5."""
-    return any(name in model.lower() for name in ("resnet50", "vit_b", "vit-b", "segformer-b5", "segformer_b5"))
+def _in_worker(plan: Plan, out: AnyPath) -> Run:
+    """Return a run in a worker. It waits for the lock of a job that another worker held, which was lost."""
+    global _first
+    run = Run(plan, out, _first)
+    if run._like("model", "device") is None:
+        run.like, _first = None, run
+    run.patience = 60.0
+    return run
 
 
-def _check_device(name: str) -> None:
+def check_device(name: str) -> None:
     """Raise for a device that does not exist here."""
     try:
         device = torch.device(name)

@@ -44,13 +44,24 @@ def lifelong(
     workers: int = 0,
     broken: dict[Path, str] | None = None,
 ) -> Scenario:
-    """One shift after another, without a reset."""
+    """One shift after another, without a reset.
+
+    >>> from acclimate.data import open_suite
+    >>> scenario = lifelong(open_suite("digits"), shifts=["fog", "contrast"], images=128)
+    >>> [domain.name for domain in scenario.domains], len(scenario)
+    (['fog', 'contrast'], 4)
+    """
     how: dict[str, Any] = {"batch_size": batch_size, "images": images, "seed": seed, "workers": workers}
     return Scenario("lifelong", sample_shifts(suite, severity=severity, shifts=shifts, broken=broken, **how))
 
 
 def single_domain(suite: Suite, **options: Any) -> Scenario:
-    """Reset before each shift."""
+    """Reset before each shift.
+
+    >>> from acclimate.data import open_suite
+    >>> single_domain(open_suite("digits"), shifts=["fog", "contrast"]).resets
+    'domain'
+    """
     return replace(lifelong(suite, **options), name="single-domain", resets="domain")
 
 
@@ -82,7 +93,12 @@ def gradual(suite: Suite, *, severity: int = 5, shifts: Sequence[str] | None = N
 
 
 def mixed(suite: Suite, *, seed: int = 0, **options: Any) -> Scenario:
-    """Shuffle all shifts into one domain, so that every batch has several."""
+    """Shuffle all shifts into one domain, so that every batch has several.
+
+    >>> from acclimate.data import open_suite
+    >>> [domain.name for domain in mixed(open_suite("digits"), shifts=["fog", "contrast"], images=64).domains]
+    ['mixed']
+    """
     apart = _sampled(lifelong(suite, seed=seed, **options))
     picks = [(number, index) for number, domain in enumerate(apart) for _, index in domain.picks]
     order = torch.randperm(len(picks), generator=Generator().manual_seed(seed)).tolist()

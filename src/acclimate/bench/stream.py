@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ..checks import no_such
 from ..data.types import BrokenImageError, DataError, Part, Rows, Suite
+from ..parts.world import Share
 
 __all__ = [
     "Batches",
@@ -80,7 +81,7 @@ class Domain:
     def on(self, device: torch.device | str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches, with images moved to the device."""
         for x, y in self.batches:
-            yield _floating(x.to(device)), y
+            yield floating(x.to(device)), y
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -104,10 +105,15 @@ class SampledDomain:
     """Which visit to this domain this is, counting from 1."""
     broken: dict[Path, str] | None = None
     """Where broken files are noted with the reason, and left out of their batch; None raises an error instead."""
+    part: tuple[int, int] = (0, 1)
+    """Which part of each batch to read, and how many parts there are."""
 
     def on(self, device: torch.device | str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches, read on demand."""
         device = torch.device(device)
+        if self.part != (0, 1):
+            yield from self._part_on(device)
+            return
         loader = DataLoader(
             _Picked(self.parts, self.picks, skip_broken=self.broken is not None),
             batch_size=self.batch_size,
@@ -116,17 +122,44 @@ class SampledDomain:
             collate_fn=_as_it_is,
         )
         for index, (x, y, chosen) in enumerate(_moved(self._readable(loader), device)):
-            moved = _floating(x)
-            for number in sorted(set(chosen)):
-                change = self.parts[number].change
-                if change is not None:
-                    generator = Generator(device).manual_seed(self._seed(index, number))
-                    rows = [row for row, own in enumerate(chosen) if own == number]
-                    if len(rows) == len(chosen):
-                        moved = change(moved, generator)
-                    else:
-                        moved[rows] = change(moved[rows], generator)
-            yield moved, y
+            yield self._changed(floating(x), index, chosen), y
+
+    def _part_on(self, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield a part of each batch, and only read that. An empty one reads an image for its shape."""
+        starts = range(0, len(self.picks), self.batch_size)
+        totals = [min(self.batch_size, len(self.picks) - start) for start in starts]
+        shares = [Share.even(total, *self.part) for total in totals]
+        rows = [
+            [start + share.offset + row for row in range(share.size)] or [start]
+            for start, share in zip(starts, shares, strict=True)
+        ]
+        loader = DataLoader(
+            _Picked(self.parts, self.picks),
+            batch_sampler=rows,
+            num_workers=self.workers,
+            pin_memory=device.type == "cuda",
+            collate_fn=_as_it_is,
+        )
+        read = _moved(self._readable(loader), device)
+        for index, (start, share, (x, y, _)) in enumerate(zip(starts, shares, read, strict=True)):
+            own = floating(x)[: share.size]
+            chosen = [part for part, _ in self.picks[start : start + share.total]]
+            if any(self.parts[number].change is not None for number in set(chosen)):
+                own = share.of(self._changed(share.whole(own), index, chosen))  # random numbers are the whole batch's
+            yield own, y[: share.size]
+
+    def _changed(self, moved: Tensor, index: int, chosen: list[int]) -> Tensor:
+        """Return a batch with the changes of its parts."""
+        for number in sorted(set(chosen)):
+            change = self.parts[number].change
+            if change is not None:
+                generator = Generator(moved.device).manual_seed(self._seed(index, number))
+                rows = [row for row, own in enumerate(chosen) if own == number]
+                if len(rows) == len(chosen):
+                    moved = change(moved, generator)
+                else:
+                    moved[rows] = change(moved[rows], generator)
+        return moved
 
     def left_out(self, read: int) -> int | None:
         """Return how many images were left out if `read` were read; None if broken ones are not left out."""
@@ -247,7 +280,8 @@ def _moved(
         yield waiting
 
 
-def _floating(x: Tensor) -> Tensor:
+def floating(x: Tensor) -> Tensor:
+    """Return images in [0, 1]; bytes are divided by 255."""
     return x if x.is_floating_point() else x.float().div_(255)
 
 

@@ -83,6 +83,14 @@ def paper_table(results: Sequence[Result], *, every: bool = False, count: Count 
 
     If there are more than four rounds, the table has the first, fourth, seventh and so on, as in the paper, or `every`
     one. Means are over all rounds. `count` says which backward passes are counted.
+
+    >>> from acclimate.bench.result import DomainResult, Result
+    >>> fog = DomainResult("fog", accuracy=0.5, ece=0.1, images=64, forwards=64, backwards=0, seconds=1.0)
+    >>> result = Result("Source", "SmallResNet", "Source(…)", "lifelong", 0, domains=[fog])
+    >>> result.protocol = {"images": 64}
+    >>> header, rows = paper_table([result])
+    >>> header[2:4], [row[:3] for row in rows]
+    (['fog', 'Avg.'], [['Source', 'Acc.', '50.0'], ['', 'ECE', '10.0']])
     """
     names = list(dict.fromkeys(domain.name for result in results for domain in result.domains))
     names = names if every else _some_rounds(names)
@@ -110,7 +118,14 @@ def paper_table(results: Sequence[Result], *, every: bool = False, count: Count 
 
 
 def summary_table(results: Sequence[Result]) -> Table:
-    """Return score, ECE, passes, clean score before and after, and seconds of each method; means over several seeds."""
+    """Return score, ECE, passes, clean score before and after, and seconds of each method; means over several seeds.
+
+    >>> from acclimate.bench.result import DomainResult, Result
+    >>> fog = DomainResult("fog", accuracy=0.5, ece=0.1, images=64, forwards=64, backwards=0, seconds=1.0)
+    >>> header, rows = summary_table([Result("Source", "SmallResNet", "Source(…)", "lifelong", 0, domains=[fog])])
+    >>> header[:3], rows[0][:3]
+    (['method', 'acc %', 'ECE %'], ['Source', '50.0', '10.0'])
+    """
 
     def percent(values: Sequence[float | None]) -> str:
         return mean_and_deviation([None if value is None else 100 * value for value in values])
@@ -139,9 +154,9 @@ def summary_table(results: Sequence[Result]) -> Table:
 
 
 def in_table_order(results: Sequence[Result]) -> list[Result]:
-    """Return results in the order of `METHODS`; those of one method keep theirs."""
-    order = [method.__name__ for method in METHODS.values()]
-    return sorted(results, key=lambda result: order.index(result.method))
+    """Return results in the order of `METHODS`, plug-ins last; those of one method keep theirs."""
+    order = {method.__name__: place for place, method in enumerate(METHODS.values())}
+    return sorted(results, key=lambda result: order.get(result.method, len(order)))
 
 
 def _by_setting(results: Sequence[Result]) -> list[list[Result]]:
@@ -188,8 +203,15 @@ def _some_rounds(names: Sequence[str]) -> list[str]:
 
 
 def as_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write a Markdown table; columns of numbers are flush right, except the first."""
-    columns = list(zip(*rows, strict=True))[1:]
+    """Write a Markdown table; columns of numbers are flush right, except the first.
+
+    >>> print(as_markdown(["method", "acc %"], [["Source", "35.9"], ["EATA", "74.6"]]), end="")
+    | method | acc % |
+    | --- | ---: |
+    | Source | 35.9 |
+    | EATA | 74.6 |
+    """
+    columns = [[row[place] for row in rows] for place in range(1, len(header))]
     rule = ["---", *("---:" if all(cell == "" or _is_number(cell) for cell in column) else "---" for column in columns)]
     return "\n".join(f"| {' | '.join(line)} |" for line in [header, rule, *rows]) + "\n"
 

@@ -23,11 +23,12 @@ from ..core.signature import arguments_of
 from ..data.corruptions import EXTRA
 from ..data.on_the_fly import Corrupted
 from ..data.types import ImageSet
-from ..files import json_lines, rounded, write_text
+from ..files import AnyPath, json_lines, rounded, write_text
 from ..methods import METHODS
 from .plan import Job, Plan, PlanError
 from .result import Result
 from .run import Run
+from .stream import floating
 
 __all__ = [
     "FACTORS",
@@ -36,6 +37,7 @@ __all__ = [
     "Trial",
     "Tuning",
     "choose",
+    "doubts",
     "learning_rate",
     "score",
     "settings_from",
@@ -101,12 +103,13 @@ def settings_to_try(method: str, preset: str) -> list[dict[str, Any]]:
 def trial_plans(plan: Plan, method: str, settings: Mapping[str, Any]) -> list[Plan]:
     """Return the plans of a trial: one setting of a method, lifelong and each corruption from the source.
 
-    Episodic methods give the same result in both scenarios.
+    Forgetting is measured on the lifelong stream. Episodic methods give the same result in both scenarios.
     """
-    plan = replace(plan, shifts=EXTRA, seeds=(SEED,), probe="snapshot", methods=(method,))
+    plan = replace(plan, shifts=EXTRA, seeds=(SEED,), methods=(method,))
     plan = replace(plan, overrides={method: {**plan.overrides.get(method, {}), **settings}})
     scenarios = SCENARIOS[:1] if METHODS[method].episodic else SCENARIOS
-    return [replace(plan, scenario=scenario) for scenario in scenarios]
+    probes = {"lifelong": "snapshot", "single-domain": "none"}
+    return [replace(plan, scenario=scenario, probe=probes[scenario]) for scenario in scenarios]
 
 
 def score(method: str, settings: Mapping[str, Any], results: Sequence[Result], seconds: float = 0.0) -> Trial:
@@ -194,7 +197,7 @@ class Tuning:
         device, batch = run.plan.device, run.plan.batch_size
         labels: list[int] = []
         for start in range(0, len(images), batch):
-            x = torch.stack([_floating(images[i][0]) for i in range(start, min(start + batch, len(images)))])
+            x = torch.stack([floating(images[i][0]) for i in range(start, min(start + batch, len(images)))])
             labels += run.network.model(x.to(device)).argmax(1).tolist()
         return Corrupted(suite.name, _Relabelled(images, labels), suite.classes, like=suite.like, outputs=suite.outputs)
 
@@ -249,7 +252,20 @@ def settings_from(
     return content, [*chosen.values()]
 
 
-def write_settings(file: Path, content: Mapping[str, Any], command: str, origin: Mapping[str, Any]) -> None:
+def doubts(trials: Sequence[Trial], chosen: Sequence[Trial]) -> list[str]:
+    """Return what speaks against a choice: the lowest of several rates, which may mean that nothing was learned."""
+    found = []
+    for trial in chosen:
+        rates = [each.settings["lr"] for each in trials if each.method == trial.method]
+        if len(rates) > 1 and trial.settings["lr"] == min(rates):
+            found.append(
+                f"{trial.method}: the lowest rate is the best, so that it hardly learns. Try more images; otherwise "
+                "the method does not help this network"
+            )
+    return found
+
+
+def write_settings(file: AnyPath, content: Mapping[str, Any], command: str, origin: Mapping[str, Any]) -> None:
     """Write settings that were chosen, with the command and the origin: versions, device, commit."""
     write_text(file, json_lines(rounded({"command": command, "origin": origin, **content}, digits=6), depth=2))
 
@@ -257,7 +273,3 @@ def write_settings(file: Path, content: Mapping[str, Any], command: str, origin:
 def _forgotten(result: Result) -> float:
     after = result.domains[-1].clean_accuracy
     return 0.0 if result.clean_before is None or after is None else result.clean_before - after
-
-
-def _floating(x: Tensor) -> Tensor:
-    return x if x.is_floating_point() else x.float() / 255

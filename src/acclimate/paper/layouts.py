@@ -218,9 +218,9 @@ def curves(axis: str, **panels: tuple[str, float]) -> Layout:
                     points = [*zip(values["batches"], (factor * value for value in values[name]), strict=True)]
                     _line(places[name], case.row, points)
                     places[name].set(xlabel=axis, ylabel=head)
-                for place, batches in enumerate(values["batches"]):
-                    cells = [f"{factor * values[name][place]:,.1f}" for name, (_, factor) in panels.items()]
-                    table.append([case.row, f"{batches:.0f}", *cells])
+                cells = [_along(case, name, ",.1f", factor) for name, (_, factor) in panels.items()]
+                for batches, *own in zip(values["batches"], *cells, strict=True):
+                    table.append([case.row, f"{batches:.0f}", *own])
             [*places.values()][-1].legend()
         return Shown({"": (["", axis, *(head for head, _ in panels.values())], table)}, {"": figure})
 
@@ -288,9 +288,9 @@ def indicators(cases: Sequence[Case]) -> Shown:
     values = _averaged(cases[0])
     header = ["", *("Source" if b == 0 else f"after {b:.0f} batches" for b in values["batches"])]
     rows = [
-        ["Sub-network acc. (%)", *(f"{100 * v:.1f}" for v in values["accuracy"])],
-        ["#Uncertain", *(f"{v:,.0f}" for v in values["uncertain"])],
-        ["Indicator acc. (%)", *(f"{100 * v:.1f}" for v in values["right"])],
+        ["Sub-network acc. (%)", *_along(cases[0], "accuracy", ".1f", 100)],
+        ["#Uncertain", *_along(cases[0], "uncertain", ",.0f", 1)],
+        ["Indicator acc. (%)", *_along(cases[0], "right", ".1f", 100)],
     ]
     return Shown({"": (header, rows)})
 
@@ -402,6 +402,12 @@ def _cell(case: Case, metric: str) -> str:
 
 def _measured(case: Case) -> list[dict[str, Any]]:
     return [result.measured for result in case.results if result.measured is not None]
+
+
+def _along(case: Case, name: str, form: str, factor: float) -> list[str]:
+    """Return a measured list as cells, with the deviation over seeds."""
+    every = zip(*(measured[name] for measured in _measured(case)), strict=True)
+    return [mean_and_deviation([factor * value for value in values], form) for values in every]
 
 
 def _averaged(case: Case) -> dict[str, list[float]]:

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from matplotlib.figure import Figure
@@ -20,7 +19,7 @@ from ..bench.result import Result
 from ..bench.stream import SampledDomain
 from ..bench.tables import Table
 from ..core.adapter import Adapter
-from ..files import json_lines
+from ..files import AnyPath, json_lines, read_text
 from ..methods import METHODS
 from .scales import Scale
 
@@ -74,12 +73,14 @@ class Case:
         return self.row, self.column, self.x
 
     def due(self, scale: Scale) -> list[Job]:
-        """Return the jobs that a scale measures, of its methods and networks."""
+        """Return the jobs that a scale measures, of its methods, networks and levels."""
         if scale.within and self.plan.model not in [scale.networks.get(kind) for kind in scale.within]:
+            return []
+        if scale.levels and self.plan.severity not in scale.levels:
             return []
         return [job for job in self.plan.jobs() if not scale.only or job.method in scale.only]
 
-    def folder(self, out: Path, recipe: str) -> Path:
+    def folder(self, out: AnyPath, recipe: str) -> AnyPath:
         """Return the folder of its results."""
         return out / (self.home or recipe) / self.name
 
@@ -104,7 +105,7 @@ class Recipe:
 
     def plans(self, scale: Scale) -> list[Case]:
         """Return its cases at a scale, each with a name of its own."""
-        if (self.data and scale.data.partition(":")[0] not in self.data) or (self.apart and not scale.parts):
+        if (self.data and scale.data.partition(":")[0] not in self.data) or (self.apart and not scale.apart):
             raise PlanError(f"the recipe {self.name} needs {self.needs}")
         cases = [*self.cases(scale)]
         if len({case.name for case in cases}) != len(cases):
@@ -172,10 +173,10 @@ class Numbers:
         return cls(content["recipe"], content["title"], content["scale"], content["command"], cases)
 
     @classmethod
-    def read(cls, file: Path) -> Numbers:
+    def read(cls, file: AnyPath) -> Numbers:
         """Read a file, or raise an error that names it."""
         try:
-            numbers = cls.parse(file.read_text())
+            numbers = cls.parse(read_text(file))
         except IsADirectoryError as error:
             raise PlanError(f"{file} is a folder: name the file of numbers in it, such as lifelong.json") from error
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -185,7 +186,7 @@ class Numbers:
         return numbers
 
 
-def join(files: Sequence[Path]) -> Numbers:
+def join(files: Sequence[AnyPath]) -> Numbers:
     """Join files of one recipe, such as those of several machines; if two files overlap, the later one counts."""
     every = [Numbers.read(file) for file in files]
     for what in ("recipe", "scale"):

@@ -48,6 +48,8 @@ class Scale:
     """Methods to measure; all if empty. Results of others that are already there are shown as well."""
     within: Sequence[Kind] = ()
     """Networks to measure on; all if empty."""
+    levels: Sequence[int] = ()
+    """Severities to measure at; all if empty."""
 
     @property
     def classifiers(self) -> list[Kind]:
@@ -55,18 +57,24 @@ class Scale:
         return [kind for kind in CLASSIFIERS if kind in self.networks]
 
     def nearest(self, kind: Kind) -> Kind:
-        """Return the kind of network that the paper uses, or the one that there is instead."""
-        return kind if kind in self.networks else next(iter(self.classifiers), kind)
+        """Return the kind of network that the paper uses, or the one that is asked for, or there, instead."""
+        among = [each for each in self.classifiers if not self.within or each in self.within]
+        return kind if kind in among else next(iter(among), kind)
+
+    @property
+    def apart(self) -> bool:
+        """Whether images apart from those that are judged are there for choosing settings."""
+        return self.parts or self.data.endswith(",judge")
 
     @property
     def judged(self) -> str:
         """The data that results are judged on."""
-        return f"{self.data},judge" if self.parts and self.data else self.data
+        return f"{self.data.removesuffix(',judge')},judge" if self.parts and self.data else self.data
 
     @property
     def held_out(self) -> str:
         """The data that settings are chosen on: other images than those that are judged."""
-        return f"{self.data},tune"
+        return f"{self.data.removesuffix(',judge')},tune"
 
     def on(
         self,
@@ -76,9 +84,10 @@ class Scale:
         presets: Mapping[Kind, str] | None = None,
         only: Sequence[str] = (),
         within: Sequence[Kind] = (),
+        levels: Sequence[int] = (),
         **fields: Any,
     ) -> Scale:
-        """Return the scale with other data, networks, presets, methods or fields of a plan, if they are given."""
+        """Return the scale with other data, networks, presets, limits or fields of a plan, if they are given."""
         given = {name: value for name, value in fields.items() if value is not None}
         return replace(
             self,
@@ -88,6 +97,7 @@ class Scale:
             fields={**self.fields, **given},
             only=only or self.only,
             within=within or self.within,
+            levels=levels or self.levels,
         )
 
     def plan(self, network: Kind, *methods: str, arguments: Mapping[str, Any] | None = None, **fields: Any) -> Plan:
@@ -181,7 +191,7 @@ SCALES: dict[str, Scale] = {
     "cifar10": Scale(
         "cifar10",
         "CIFAR-10 corrupted on the fly, two small networks of ours",
-        "cifar10:FOLDER (python -m training.cifar10 unpack)",
+        "cifar10:FOLDER (python -m training.cifar10 unpack), or cifar10:FOLDER,judge with settings of the recipe tune",
         {"resnet": "cifar10-resnet", "vit": "cifar10-vit"},
         classes=10,
         clean=10_000,
