@@ -6,6 +6,8 @@ import json
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, get_args
@@ -13,34 +15,44 @@ from typing import Annotated, Any, get_args
 import torch
 
 from .._version import __version__
+from ..bench import preflight
 from ..bench.demo import DEMO_METHODS, demo_plans
 from ..bench.locks import locked
 from ..bench.networks import KINDS
-from ..bench.plan import combine, read_config
+from ..bench.plan import PlanError, combine, read_config
 from ..bench.provenance import origin
-from ..bench.result import Count
+from ..bench.result import Count, Result
 from ..bench.result_folder import read_plan, read_results
 from ..bench.run import Run
 from ..bench.scenarios import SCENARIOS
+from ..bench.sweep import sweep
 from ..bench.tables import FORMATS, differences, paper_table
+from ..bench.torchrun import is_one_of_many, joined, on_first
+from ..bench.workers import Here, Workers
 from ..checks import no_such
 from ..data import SUITES, open_suite
 from ..data.folders import Preprocess, unread_files
+from ..engine import show_with
 from ..extras import install_command
+from ..files import to_path
 from ..methods import METHODS
 
 try:
     import typer
     from rich.markup import escape
 
+    from .check import check
+    from .doctor import doctor
     from .options import plan_options
     from .paper import paper
+    from .serve import serve
     from .terminal import (
         EXPECTED,
         RESUMES,
-        carry_out,
         console,
+        messages,
         one_line_errors,
+        only_first_prints,
         print_table,
         print_trials,
         progress_bars,
@@ -48,15 +60,20 @@ try:
         say,
         show_plan,
     )
+    from .warm_up import warm_up
+    from .workers import Bar, CpusPerRun, GpusPerRun, On, ProcessCount, choose_workers, job_bars, say_without_locks
 except ImportError as error:
     sys.exit(f"the command line needs an extra ({error.name} is missing): {install_command('bench')}")
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     help="Test-time adaptation for PyTorch vision models: efficient, calibrated, without forgetting.",
 )
 app.add_typer(paper, name="paper")
+app.command()(serve)
+app.command()(check)
+app.command()(doctor)
+app.command("warm-up")(warm_up)
 
 
 def _version(wanted: bool) -> None:
@@ -67,17 +84,35 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _main(
-    version: Annotated[
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-) -> None: ...
+) -> None:
+    if is_one_of_many():
+        if context.invoked_subcommand != "run":
+            raise typer.BadParameter("only `acclimate run` shares its work among the processes of torchrun")
+        only_first_prints()
+    show_with(lambda text: say(escape(text)) if messages.is_terminal else None)
 
 
 Listing = Annotated[str, typer.Option("--format", help="text or json.")]
 
 
 def _about(entries: Mapping[str, object]) -> dict[str, str]:
-    return {name: (entry.__doc__ or "").splitlines()[0] for name, entry in entries.items()}
+    return {name: (entry.__doc__ or "").partition("\n")[0] for name, entry in entries.items()}
+
+
+def _about_methods() -> dict[str, str]:
+    """Return the first line of each method, plug-ins included; of a broken one, what is wrong with it."""
+    return {name: _about_method(name) for name in METHODS.known()}
+
+
+def _about_method(name: str) -> str:
+    try:
+        return _about({name: METHODS[name]})[name]
+    except EXPECTED as error:
+        return str(error)
 
 
 @app.command()
@@ -85,9 +120,9 @@ def methods(layout: Listing = "text") -> None:
     """List the methods."""
     _check_format(layout, ("text", "json"))
     if layout == "json":
-        typer.echo(json.dumps(_about(METHODS), indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(_about_methods(), indent=1, ensure_ascii=False))
         return
-    for name, about in _about(METHODS).items():
+    for name, about in _about_methods().items():
         console.print(f"[bold]{name:10}[/] {escape(about)}", highlight=False)
 
 
@@ -96,7 +131,7 @@ def list_names(layout: Listing = "text") -> None:
     """List methods, networks, data sets and scenarios by name."""
     _check_format(layout, ("text", "json"))
     groups = {
-        "methods": _about(METHODS),
+        "methods": _about_methods(),
         "networks": KINDS,
         "data sets": {name: usage for name, (_, usage) in SUITES.items()},
         "scenarios": _about(SCENARIOS),
@@ -156,16 +191,31 @@ def _adapt_to_digits(
         plans = demo_plans(methods, networks, images=images, seed=seed, severity=severity, device=device)
         runs = [Run(plan, Path(folder) / plan.model) for plan in plans]
         for each in runs:
-            each.check()
+            preflight.check(each)
         options = [f"--severity {severity} --images {images} --seed {seed} --device {device}"]
         options += [f"--network {plan.model.removeprefix('digits-')}" for plan in plans]
         options += [f"--method {name}" for name in dict.fromkeys(name for plan in plans for name in plan.methods)]
         with locked(out):
-            results = carry_out(runs)
+            results = _carry_out(runs, Here())
             page = write_demo(out, results, runs[0], " ".join(["acclimate", command, *options]))
         count = len(results[0].domains)
         print_table(f"{count} corruptions of severity {severity}, {images:,} digits each, no reset", results)
     say(f"\nReport: [bold]{page}[/]")
+
+
+def _carry_out(runs: Sequence[Run], workers: Workers, checked: Run | None = None) -> list[Result]:
+    """Carry out all jobs of some runs with progress bars; `checked` has the data, if the runs belong elsewhere."""
+    bars = [
+        Bar(
+            job.name if len(runs) == 1 else f"{job.method}, {each.plan.model}",
+            len((checked or each).scenario(job.seed)),
+            "compiling at the first batch" if each.plan.engine == "auto" else "",
+        )
+        for each in runs
+        for job in each.plan.jobs()
+    ]
+    with job_bars(bars) as on_event:
+        return sweep(runs, workers, on_event)
 
 
 @app.command()
@@ -173,29 +223,39 @@ def _adapt_to_digits(
 def run(
     options: dict[str, Any],
     config: Annotated[Path | None, typer.Option(help="A JSON or TOML file with a plan; options override it.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the results; a stopped run resumes there.")] = Path(
-        "acclimate-run"
-    ),
+    out: Annotated[
+        str, typer.Option(help="Folder for the results, or s3://BUCKET/FOLDER; a stopped run resumes there.")
+    ] = "acclimate-run",
+    on: On = None,
+    processes: ProcessCount = None,
+    cpus_per_run: CpusPerRun = None,
+    gpus_per_run: GpusPerRun = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and its cost, and stop.")] = False,
 ) -> None:
     """Compare methods on a network and a stream. Results are written after each domain, and a stopped run resumes."""
-    with one_line_errors("cannot run", RESUMES):
-        content = {} if config is None else read_config(config)
-        job = Run(combine(content, options), out)
-        if "methods" not in {**content, **options} and (unfit := job.unfit()):
-            job = job.fitting()
+    with one_line_errors("cannot run", RESUMES), ExitStack() as stack:
+        content, folder = {} if config is None else read_config(config), to_path(out)
+        plan = combine(content, options)
+        workers = choose_workers(on, processes, cpus_per_run, gpus_per_run, plan.device)
+        world = stack.enter_context(joined(plan.device))
+        if world.size > 1 and not isinstance(workers, Here):
+            raise PlanError("under torchrun the ranks share each batch, so that runs are carried out --on here")
+        job = Run(plan if workers.here else replace(plan, device="cpu"), folder, world=world)
+        if "methods" not in {**content, **options} and (unfit := preflight.unfit(job)):
+            job = preflight.fitting(job)
             for name, why in unfit.items():
                 say(f"{name} is left out: {escape(why)}")
-        job.check()
-        for hint in job.hints():
+        preflight.check(job)
+        for hint in preflight.hints(job):
             say(escape(hint))
         for message in job.suite.missing():
             say(f"[yellow]{escape(message)}[/]")
         if dry_run:
-            show_plan(job)
+            show_plan(job, timed=workers.here)
             return
-        with locked(out):
-            results = carry_out([job])
+        say_without_locks(folder)
+        with on_first(world, locked(folder)):
+            results = _carry_out([Run(replace(job.plan, device=plan.device), folder, job, world)], workers, job)
     print_table(job.title, results)
     if skipped := max(result.skipped for result in results):
         say(f"[yellow]{skipped} broken images were left out[/]; `acclimate scan {escape(job.plan.data)}` lists them")
@@ -224,12 +284,12 @@ def tune(
     out: Annotated[Path, typer.Option(help="The file of settings.")] = Path("acclimate-settings.json"),
 ) -> None:
     """Choose learning rates for a network of your own, on four corruptions of clean images that no table uses."""
-    from ..bench.tune import Tuning, settings_from, write_settings
+    from ..bench.tune import Tuning, doubts, settings_from, write_settings
 
     with one_line_errors("cannot tune", RESUMES):
         trials_folder = out.with_name(f"{out.stem}-trials")
         tuning = Tuning(combine({"methods": ["eata-c"], "images": 512}, options), trials_folder, labels)
-        tuning.first.check()
+        preflight.check(tuning.first)
         with locked(trials_folder), progress_bars() as progress:
             task = progress.add_task("tune", total=tuning.batches, note="")
             trials = [*tuning.trials(60 * minutes, lambda name: progress.update(task, advance=1, note=name))]
@@ -237,6 +297,8 @@ def tune(
         command = shlex.join(["acclimate", *repeatable(sys.argv[1:])])
         write_settings(out, content, command, origin(torch.device(tuning.plan.device)))
     print_trials(trials, chosen, forget)
+    for doubt in doubts(trials, chosen):
+        say(f"[yellow]{doubt}[/]")
     say(f'\nSettings: [bold]{out}[/]; `acclimate run --preset {out}`, or `METHOD.preset("{out}", net)`, uses them')
 
 
@@ -253,7 +315,8 @@ def scan_files(
     with one_line_errors("cannot scan"):
         suite = open_suite(data, Preprocess())
         files = image_files(suite, **options)
-        if unread := unread_files([suite.part(shift, 5).images for shift in suite.shifts[:1]]):
+        shift = (options.get("shifts") or suite.shifts)[0]
+        if unread := unread_files([suite.part(shift, options.get("severity", 5)).images]):
             say(unread)
         broken = []
         with progress_bars() as progress:
@@ -271,7 +334,7 @@ def scan_files(
 
 @app.command()
 def table(
-    folders: Annotated[list[Path], typer.Argument(help="Folders that `acclimate run` wrote.")],
+    folders: Annotated[list[str], typer.Argument(help="Folders that `acclimate run` wrote.")],
     layout: Annotated[str, typer.Option("--format", help="markdown, latex, csv, html or json.")] = "markdown",
     paper: Annotated[
         bool, typer.Option("--paper", help="Add the paper's numbers, where the setting is the same.")
@@ -295,7 +358,7 @@ def table(
     if count not in get_args(Count):
         raise typer.BadParameter(no_such("count", count, get_args(Count)), param_hint="--count")
     with one_line_errors("no table"):
-        results = read_results(folders)
+        results = read_results([to_path(folder) for folder in folders])
     for difference in differences(results):
         say(f"[red bold]these results are not comparable:[/] {escape(difference)}")
     header, rows = paper_table(results, every=layout in ("csv", "json"), count=count)  # type: ignore[arg-type]
@@ -311,20 +374,21 @@ def table(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders that `acclimate run` wrote.")],
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    folders: Annotated[list[str], typer.Argument(help="Folders that `acclimate run` wrote.")],
+    out: Annotated[str, typer.Option(help="The page to write.")] = "report.html",
     pictures: Annotated[bool, typer.Option(help="Run a few batches again to show what was learned from.")] = True,
 ) -> None:
     """Write finished results as one HTML page: curves along the stream, reliability, forgetting, cost, pictures."""
     from ..bench.report import write_report
 
     with one_line_errors("no report"):
-        results = read_results(folders)
-        plan = read_plan(folders[0]) if pictures else None
-        write_report(out, results)
+        places, page = [to_path(folder) for folder in folders], to_path(out)
+        results = read_results(places)
+        plan = read_plan(places[0]) if pictures else None
+        write_report(page, results)
     try:
         if plan is not None:
-            write_report(out, results, Run(plan, folders[0]))
+            write_report(page, results, Run(plan, places[0]))
     except EXPECTED as error:  # the network, the data or the device may not be available here
         say(f"[yellow]the page has no pictures:[/] {escape(str(error))}")
     say(f"Report: [bold]{out}[/]")

@@ -18,17 +18,18 @@ Command = Callable[..., None]
 
 
 def plan_options(
-    *names: str, about: Mapping[str, str] | None = None, usual: Mapping[str, str] | None = None
+    *names: str, of: type = Plan, about: Mapping[str, str] | None = None, usual: Mapping[str, str] | None = None
 ) -> Callable[[Command], Command]:
     """Give a command the options of these fields of a plan, or of all; its first parameter receives those given.
 
     Args:
         names: the fields.
+        of: another dataclass with the same metadata.
         about: help that replaces a field's own.
         usual: defaults in words that replace the plan's in `--help`; an empty text shows none.
     """
-    chosen = {f.metadata["name"] or f.name: f for f in fields(Plan) if not names or f.name in names}
-    hints, about, usual = get_type_hints(Plan), about or {}, usual or {}
+    chosen = {f.metadata["name"] or f.name: f for f in fields(of) if not names or f.name in names}
+    hints, about, usual = get_type_hints(of), about or {}, usual or {}
     derived = [
         inspect.Parameter(
             option,
@@ -62,8 +63,9 @@ def _option(field: Field[Any], about: str | None, usual: str | None) -> Any:
     choices = f" One of {', '.join(described['choices'])}." if described["choices"] and field.name != "methods" else ""
     shown = isinstance(field.default, (str, int)) and not isinstance(field.default, bool)
     default = described["usual"] or (str(field.default) if shown else False)
+    name = (described["name"] or field.name).replace("_", "-")
     return typer.Option(
-        f"--{(described['name'] or field.name).replace('_', '-')}",
+        f"--{name}/--no-{name}" if field.default is True else f"--{name}",
         min=described["least"],
         max=described["most"],
         help=(about or described["help"]) + choices,

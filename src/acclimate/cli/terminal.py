@@ -5,6 +5,8 @@ Results go to stdout. Progress, hints, warnings and errors go to stderr, so that
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,10 +14,10 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..bench.evaluate import BatchResult
+from ..bench import estimate
 from ..bench.result import Result
 from ..bench.run import Run
 from ..bench.tables import summary_table
@@ -33,12 +35,20 @@ def say(text: str) -> None:
     messages.print(text, soft_wrap=True, highlight=False)
 
 
+def only_first_prints() -> None:
+    """Let the ranks of a run other than the first print errors only."""
+    if os.environ.get("RANK", "0") != "0":
+        console.quiet = messages.quiet = True
+        warnings.simplefilter("ignore")
+
+
 @contextmanager
 def one_line_errors(what: str, stopped: str = "") -> Iterator[None]:
     """Print an expected error in one line, and exit. After Ctrl-C, say how to go on."""
     try:
         yield
     except EXPECTED as error:
+        messages.quiet = False
         say(f"[red bold]{what}:[/] {escape(str(error))}")
         raise typer.Exit(2) from error
     except KeyboardInterrupt as error:
@@ -51,42 +61,26 @@ RESUMES = "the same command goes on after the last finished domain"
 
 
 def repeatable(words: Sequence[str]) -> list[str]:
-    """Return a command without `--out` and `--cache`, which do not change its results and may be private paths."""
+    """Return a command without options that do not change its results and may be private: paths, and a cluster."""
+    private = {"--out", "--cache", "--on", "--cpus-per-run", "--gpus-per-run"}
     return [
         word
         for last, word in zip(["", *words], words, strict=False)
-        if {"--out", "--cache"}.isdisjoint((last, word.partition("=")[0]))
+        if private.isdisjoint((last, word.partition("=")[0]))
     ]
 
 
-def carry_out(runs: Sequence[Run]) -> list[Result]:
-    """Carry out all jobs of some runs, with one progress bar per job."""
-    results = []
-    with progress_bars() as progress:
-        for run, job in ((each, job) for each in runs for job in each.plan.jobs()):
-            total = len(run.scenario(job.seed))
-            name = job.name if len(runs) == 1 else f"{job.method}, {run.plan.model}"
-            note = "compiling at the first batch" if run.plan.engine == "auto" else ""
-            task = progress.add_task(name, total=total, note=note)
-
-            def advance(batch: BatchResult, score: float, task: TaskID = task) -> None:
-                progress.update(task, advance=1, note=f"{batch.domain}: {100 * score:.0f} %")
-
-            result = run.do(job, on_batch=advance)
-            progress.update(task, completed=total, note=f"{result.score_name} {100 * result.score:.1f} %")
-            results.append(result)
-    return results
-
-
-def show_plan(run: Run) -> None:
-    """Print what a run will do, and about how long each method takes."""
+def show_plan(run: Run, *, timed: bool = True) -> None:
+    """Print what a run will do; and about how long each method takes, if it runs on this machine."""
     plan = run.plan
     scenario = run.scenario(plan.seeds[0])
     console.print(f"[bold]network[/]   {run.network.name}, hyper-parameters of {run.family}")
     console.print(f"[bold]data[/]      {run.title}")
     console.print(f"[bold]scenario[/]  {scenario.name}: {len(scenario.domains)} domains, {len(scenario):,} batches")
     console.print(f"[bold]seeds[/]     {', '.join(map(str, plan.seeds))}")
-    seconds = run.seconds(run.speed())
+    if not timed:
+        return
+    seconds = estimate.seconds(run, estimate.speed(run))
     table = Table("method", "about", box=SIMPLE_HEAD, pad_edge=False)
     for method, needed in seconds.items():
         table.add_row(method, duration(needed))

@@ -1,0 +1,59 @@
+"""What a server is made of, put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from .bodies import Bodies
+from .control import Control
+from .errors import BadInputError
+from .feed import Feed
+from .metrics import Metrics
+from .model import Served
+from .settings import Settings
+from .store import Store
+from .worker import Batch, Worker
+
+__all__ = ["Service", "assemble", "check_stream", "client"]
+
+
+@dataclass(frozen=True)
+class Service:
+    """The parts of one server."""
+
+    settings: Settings
+    served: Served
+    worker: Worker
+    store: Store
+    control: Control
+    metrics: Metrics
+    feed: Feed
+    bodies: Bodies
+
+
+def assemble(served: Served, settings: Settings, store: Store) -> Service:
+    """Start the worker, and let metrics and the page watch it."""
+    token, metrics = settings.token, Metrics()
+    feed = Feed(served, settings, control=token is not None)
+
+    def watch(batch: Batch) -> None:
+        metrics.count(batch)
+        feed.show(batch)
+
+    worker = Worker(served, settings, store, watch)
+    bodies = Bodies(settings.most_bytes, settings.timeout, 8 * settings.most_bytes)
+    return Service(settings, served, worker, store, Control(worker, store, token), metrics, feed, bodies)
+
+
+def check_stream(stream: object) -> str:
+    """Return a camera's name; raise a refusal if it is empty, long, or has control characters."""
+    if not isinstance(stream, str) or not stream.isprintable() or not 0 < len(stream) <= 128:
+        raise BadInputError("the name of a stream has 1 to 128 printable characters")
+    return stream
+
+
+def client(request: Request) -> str:
+    """Return the address of a client."""
+    return "" if request.client is None else f"{request.client.host}:{request.client.port}"

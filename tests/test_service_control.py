@@ -1,0 +1,201 @@
+"""Control calls: the token, the audit log, snapshots, states of others, and a full disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from serving import CONTROL, TOKEN, X, application, ask, folder, same, started, state, tensor
+
+from acclimate.service.assembly import Service
+
+INFER = "/v2/models/digits-resnet/infer"
+__all__ = ["folder"]
+
+
+def audit(service: Service) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (service.store.folder / "audit.jsonl").read_text().splitlines()]
+
+
+def test_control_needs_the_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = started(folder)
+    calls = [("GET", "status"), ("GET", "snapshots"), ("POST", "load")]
+    calls += [("POST", name) for name in ("snapshot", "rollback", "reset", "freeze", "unfreeze")]
+    with application(service) as client:
+        ask(service, X[:64])
+        before = state(service)
+        wrong = ("", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer ", f"Bearer {TOKEN[:-1]}", "Bearer \xff")
+        for header in wrong:
+            for method, name in calls:
+                found = client.request(
+                    method, f"/control/{name}", headers={"Authorization": header.encode("latin-1")}, json={}
+                )
+                assert (found.status_code, found.headers["WWW-Authenticate"]) == (401, "Bearer"), header
+        assert same(before, state(service))
+        assert not service.worker.frozen
+        assert [line["action"] for line in audit(service)].count("freeze") == len(wrong)
+        assert {line["code"] for line in audit(service)} == {401}
+        assert client.post("/control/snapshot", headers={"Authorization": f"bearer {TOKEN}"}).status_code == 200
+        assert TOKEN not in (service.store.folder / "audit.jsonl").read_text()
+    monkeypatch.delenv("ACCLIMATE_TOKEN")
+    with application(started(folder / "off")) as client:
+        assert client.post("/control/freeze", headers=CONTROL).status_code == 403
+
+
+def post(client: TestClient, action: str, code: int = 200, **content: Any) -> dict[str, Any]:
+    response = client.post(f"/control/{action}", json=content, headers=CONTROL)
+    assert response.status_code == code, response.text
+    return dict(response.json())
+
+
+def test_control(folder: Path) -> None:
+    service = started(folder, method="eata-c", guard=True, source_images=200, batch_size=32)
+    with application(service) as client:
+        post(client, "snapshot", 404, stream="none")
+        ask(service, X[:33])
+        first = state(service)
+        assert post(client, "snapshot", snapshot="first")["snapshot"] == "first"
+        post(client, "snapshot", 409, snapshot="first")
+        unnamed = post(client, "snapshot")["snapshot"]
+        for name in ("../x", "/etc/x", ".x", "a/b", "", "x" * 65, "x\n", "a\0"):
+            post(client, "snapshot", 400 if name else 200, snapshot=name or None)
+        post(client, "rollback", 400, snapshot="../first")
+        post(client, "rollback", 404, snapshot="none")
+        post(client, "snapshot", 400, snapshot=3)
+        post(client, "snapshot", 400, stream="a\nb")
+        listed = client.get("/control/snapshots", headers=CONTROL).json()["snapshots"]
+        assert [each["name"] for each in listed][:2] == ["first", unnamed]
+        assert all(each["stream"] == "default" and each["bytes"] > 1000 for each in listed)
+
+        ask(service, 1 - X[:64])
+        assert not same(first, state(service))
+        assert post(client, "rollback", snapshot="first")["done"] == "rollback"
+        assert same(first, state(service))
+        post(client, "rollback")
+        status = client.get("/control/status", headers=CONTROL).json()
+        assert (status["stream"], status["health"]["doing"], status["health"]["rollbacks"]) == ("default", "paused", 1)
+
+        post(client, "freeze")
+        frozen = state(service)
+        assert ask(service, X[:40]).learned == [False] * 40
+        assert same(frozen, state(service))
+        post(client, "unfreeze")
+        ask(service, X[:40])
+        assert not same(frozen, state(service))
+
+        content = (service.store.snapshots / "first.safetensors").read_bytes()
+        loaded = client.post("/control/load?stream=copy", content=content, headers=CONTROL)
+        assert loaded.json() == {"done": "load", "stream": "copy", "snapshot": "the upload"}
+        assert same(first, state(service))
+        post(client, "reset", stream="copy")
+        assert service.worker.streams.keys() == ["default"]
+        assert client.post("/control/erase", headers=CONTROL).status_code == 404
+        done = [line["action"] for line in audit(service) if line["code"] == 200]
+        told = ["snapshot", "snapshot", "snapshot", "list", "rollback", "rollback", "status", "freeze", "unfreeze"]
+        assert done == [*told, "load", "reset"]
+        assert all(line["time"] and line["client"] for line in audit(service))
+
+
+@pytest.mark.parametrize("action", ["snapshot", "rollback", "reset", "freeze"])
+def test_an_action_is_for_the_camera_that_query_or_body_names(folder: Path, action: str) -> None:
+    service = started(folder, guard=True, source_images=200, batch_size=8)
+    headers = {"headers": CONTROL}
+    with application(service) as client:
+        for camera in ("default", "north"):
+            ask(service, X[:8], camera)
+        address = f"/control/{action}?stream=north"
+        assert client.post(address, json={"stream": "default"}, **headers).status_code == 400
+        assert service.worker.streams.keys() == ["default", "north"]
+        assert client.post(f"/control/{action}?stream=", **headers).status_code == 400
+        for body in ({}, {"json": {"stream": "north"}}):
+            found = client.post(address, **body, **headers)
+            assert (found.status_code, found.json()["stream"]) == (200, "north")
+        rollbacks = client.get("/control/status", **headers).json()["health"]["rollbacks"]
+        assert rollbacks == 0, "the camera of no name was rolled back"
+        assert sorted(service.worker.streams.keys()) == ["default", "north"][: 1 if action == "reset" else 2]
+
+
+def test_replicas_follow_each_other(folder: Path) -> None:
+    """Two processes with one folder, here two workers."""
+    here, there = (started(folder, batch_size=8, replicas=2) for _ in range(2))
+    with application(here) as client:
+        ask(there, X[:8], "north")
+        there.worker.ask(there.worker.save).result()
+        post(client, "freeze")
+        assert ask(there, X[8:16], "north").learned == [False] * 8
+        post(client, "unfreeze")
+        assert ask(there, X[8:16], "north").learned == [True] * 8
+        assert client.post("/control/load?stream=north", content=b"junk", headers=CONTROL).status_code == 409
+        assert len([*here.store.cameras.glob("*.safetensors")]) == 1, "a refused state removes none"
+        post(client, "snapshot", stream="north")
+        there.worker.ask(lambda: there.worker.streams.release("north")).result()
+        post(client, "reset", stream="north")
+        assert not [*here.store.cameras.glob("*.safetensors")]
+
+
+def test_states_of_others_are_refused(folder: Path) -> None:
+    service = started(folder, guard=True, batch_size=32, source_images=200)
+    others = {
+        "network": started(folder / "a", model="digits-vit", guard=True, source_images=200),
+        "method": started(folder / "b", method="eata", guard=True, source_images=200),
+        "guard": started(folder / "c"),
+    }
+    ask(service, X[:33])
+    before = state(service)
+    with application(service) as client:
+        for kind, other in others.items():
+            ask(other, X[:3])
+            other.worker.ask(other.worker.save).result()
+            content = next(other.store.cameras.glob("*.safetensors")).read_bytes()
+            for stream in ("default", "new"):
+                answer = client.post(f"/control/load?stream={stream}", content=content, headers=CONTROL)
+                assert answer.status_code == 409, kind
+        for content in (b"", b"junk", next(service.store.folder.glob("*.jsonl")).read_bytes()):
+            assert client.post("/control/load", content=content, headers=CONTROL).status_code == 409
+        assert ask(service, X[:1], adapt=False).learned == [False]
+        assert service.worker.streams.keys() == ["default"]
+        assert same(before, state(service))
+
+
+def test_what_a_restart_would_undo_is_not_answered_as_done(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = started(folder, guard=True, source_images=200, batch_size=8)
+    with application(service) as client:
+        ask(service, X[:8])
+        post(client, "snapshot", snapshot="first")
+        content = (service.store.snapshots / "first.safetensors").read_bytes()
+        ask(service, X[8:16])
+        with monkeypatch.context() as patch:
+            patch.setattr(service.worker.streams, "save", full)
+            post(client, "rollback", 507)
+            post(client, "rollback", 507, snapshot="first")
+            assert client.post("/control/load", content=content, headers=CONTROL).status_code == 507
+        post(client, "rollback", snapshot="first")
+
+
+def full(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_stops_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = started(folder, batch_size=8, cameras=1)
+    ask(service, X[:8])
+    assert service.worker.ask(service.worker.save).result()
+    whole = next(service.store.cameras.glob("*.safetensors")).read_bytes()
+
+    with application(service) as client, monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        assert ask(service, X[8:16]).learned == [True] * 8
+        assert not service.worker.ask(service.worker.save).result()
+        for action in ("snapshot", "freeze"):
+            assert client.post(f"/control/{action}", headers=CONTROL).status_code == 507
+        assert not [*service.store.snapshots.iterdir()], "nothing is left of a snapshot that could not be written"
+        assert not service.worker.frozen
+        assert client.post(f"{INFER}?stream=other", json=tensor(X[:1].numpy())).status_code == 503
+        assert client.post(INFER, json=tensor(X[:1].numpy())).status_code == 200
+        assert next(service.store.cameras.glob("*.safetensors")).read_bytes() == whole
+        assert service.worker.ready
+    assert next(service.store.cameras.glob("*.safetensors")).read_bytes() != whole
