@@ -2,7 +2,7 @@
 
 A page marks the place of a table with `<!-- table NAME -->` and `<!-- end -->`; NAME is a key of `TABLES`. A figure is
 written to docs/images if it is a key of `FIGURES`. With a FOLDER, such as paper/cifar10 of `acclimate paper run`, the
-recipes' numbers are first copied from there.
+recipes' numbers are first copied from there to benchmarks/results/paper, or the folder beside it that `--to` names.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from acclimate.bench.figures import along, reliability
 from acclimate.bench.result import Result
 from acclimate.bench.result_folder import read_results
 from acclimate.bench.tables import Table, as_markdown, mean_and_deviation, paper_table, passes_per_domain, summary_table
+from acclimate.bench.tune import learning_rate
 from acclimate.methods import METHODS
 from acclimate.paper.numbers import Case, Numbers
 from acclimate.paper.published import PaperRow, compare_averages, legend, notes_beside, paper_rows, paper_table_of
@@ -32,13 +34,21 @@ from . import (
     cameras,
     corruptions,
     efficiency,
+    fleet,
     guard,
+    guard_hostile,
+    guard_thresholds,
+    imports,
     loading,
     methods,
     overheads,
+    parallel,
     precision,
     segmentation,
+    serving,
+    shared_learning,
     steps,
+    steps_stream,
     subnetworks,
     tuning,
 )
@@ -48,8 +58,11 @@ ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 RECIPE_FILES = RESULTS / "paper"
 IMAGENET = RESULTS / "imagenet-5k"
+CPU = RESULTS / "cifar10-cpu"
 DIGITS = RESULTS / "digits"
 SINGLE_IMAGES = RESULTS / "digits-single-images"
+GUARDED = RESULTS / "digits-guard"
+GUARDED_SECOND = RESULTS / "digits-guard-second"
 NETWORKS = {"resnet": "resnet50", "vit": "vit-base"}
 """Our networks, and those of the paper beside them."""
 
@@ -77,6 +90,14 @@ def recipe(name: str, part: str = "", folder: Path = RECIPE_FILES) -> str:
     cases = numbers(folder / f"{name}.json").cases
     own = [case for case in cases if part == "" or case.column.startswith(part.removesuffix("-clean"))]
     return noted(RECIPES[name].show(cases).tables[part], own)
+
+
+def guarded(part: str) -> str:
+    """Return hostile streams with a guard, beside the first measurements without one."""
+    first, now = (numbers(folder / "hostile.json").cases for folder in (DIGITS, GUARDED))
+    cases = guard_hostile.beside_first(first, now)
+    own = [case for case in cases if case.column.startswith(part.removesuffix("-clean"))]
+    return noted(RECIPES["hostile"].show(cases).tables[part], own)
 
 
 def noted(table: Table, cases: Sequence[Case]) -> str:
@@ -163,6 +184,55 @@ def summary(scenario: str) -> Table:
     return ["method", "ResNet: accuracy", "ECE", "ViT: accuracy", "ECE"], rows
 
 
+def on_cpu(name: str) -> str:
+    """Return a recipe's tables on CIFAR-10's two networks, one below the other."""
+    rows, cases, header = [], [], [""]
+    for network in NETWORKS:
+        own = numbers(CPU / network / f"{name}.json").cases
+        header, found = RECIPES[name].show(own).tables[""]
+        rows += [[network, *row] for row in found]
+        cases += own
+    return noted((["", *header], rows), cases)
+
+
+def held_out() -> str:
+    """Return accuracy and ECE on held-out images before and after the adaptation, on CIFAR-10's two networks."""
+    files = [numbers(CPU / network / "held-out.json") for network in NETWORKS]
+    rows = []
+    for case in (case for file in files for case in file.cases):
+        measured = [result.measured or {} for result in case.results]
+        cells = [
+            mean_and_deviation([100 * each[score][look] for each in measured])
+            for score in ("accuracy", "ece")
+            for look in (0, -1)
+        ]
+        rows.append([case.plan.model, case.row, *cells])
+    header = ["", "", "Acc. before", "after", "ECE before", "after"]
+    return noted((header, rows), [case for file in files for case in file.cases])
+
+
+def side_by_side(name: str) -> str:
+    """Return one table of a recipe that has the network in its columns."""
+    cases = [case for network in NETWORKS for case in numbers(CPU / network / f"{name}.json").cases]
+    return noted(RECIPES[name].show(cases).tables[""], cases)
+
+
+def tuned(network: str) -> Table:
+    """Return each method with the preset's learning rate and with the one that `tune` chose, lifelong on CIFAR-10."""
+    settings = json.loads((CPU / f"settings-{network}.json").read_text())
+    before, after = (by_method(CPU / network / folder / "lifelong.json", network) for folder in ("", "tuned"))
+    names = {method.__name__: name for name, method in METHODS.items()}
+    rows = []
+    for key, results in before.items():
+        method = key[0]
+        cells = ["", *_scores(results), "", "", ""]
+        if key in after:
+            usual, chosen = learning_rate(names[method], settings["start"]), settings["methods"][method]["lr"]
+            cells = [f"{usual:g}", *_scores(results), f"{chosen:g}", *_scores(after[key])]
+        rows.append([method, *cells])
+    return ["method", "preset: lr", "Acc.", "ECE", "tuned: lr", "Acc.", "ECE"], rows
+
+
 def camvid() -> Table:
     """Return mIoU and ECE of each method on CamVid in adverse weather, and of BN Adapt with its former prior."""
     return paper_table(read_results([RESULTS / "camvid", RESULTS / "camvid" / "prior-64"]))
@@ -182,8 +252,14 @@ TABLES: dict[str, Callable[[], Table | str]] = {
         f"imagenet-{name}": partial(recipe, name, folder=IMAGENET)
         for name in ("indicator", "held-out", "components", "directions", "calibration", "uncertain")
     },
+    **{f"cpu-{name}": partial(on_cpu, name) for name in ("indicator", "held-out")},
+    **{f"cpu-{name}": partial(recipe, name, folder=CPU / "vit") for name in ("stability", "forgetting", "tune")},
+    "cpu-held-out-ends": held_out,
+    "cpu-components": partial(side_by_side, "components"),
+    "cpu-lifelong": partial(tuned, "vit"),
     "summary-single-domain": partial(summary, "single-domain"),
     "speed": partial(measured, steps.speed, "steps", "h200"),
+    "steps-stream-cpu": partial(measured, steps_stream.table, "steps_stream", "cpu"),
     "gains-h200": partial(measured, steps.gains, "steps", "h200"),
     **{
         f"{name}-{machine}": partial(measured, module.table, name, machine)
@@ -200,12 +276,28 @@ TABLES: dict[str, Callable[[], Table | str]] = {
     "subnetworks-h200": partial(measured, subnetworks.table, "subnetworks", "h200"),
     "corruptions": lambda: corruptions.table(read("corruptions", "h200"), read("corruptions", "cpu")),
     "camvid": camvid,
+    "imports-cpu": partial(measured, imports.table, "imports", "cpu"),
     "bad-luck": partial(measured, bad_luck.table, "bad_luck", "cpu"),
     "guard-cpu": partial(measured, guard.table, "guard", "cpu"),
+    "serving-cpu": partial(measured, serving.table, "serving", "cpu"),
+    "serving-attacks": partial(measured, serving.attacks_table, "serving", "cpu"),
+    "guard-first-cpu": partial(measured, guard.table, "guard_first", "cpu"),
+    "guard-second-cpu": partial(measured, guard.table, "guard_second", "cpu"),
+    "guard-thresholds": partial(measured, guard_thresholds.table, "guard_thresholds", "cpu"),
+    "guard-choices": partial(measured, guard_thresholds.choices_table, "guard_thresholds", "cpu"),
     "cameras": partial(measured, cameras.table, "cameras", "cpu"),
+    **{f"fleet-{name}": partial(measured, table, "fleet", "cpu") for name, table in fleet.TABLES.items()},
+    "parallel": partial(measured, parallel.table, "parallel", "cpu"),
     "one-by-one": partial(measured, cameras.accuracy_table, "cameras", "cpu"),
+    "shared-learning": partial(measured, shared_learning.table, "shared_learning", "cpu"),
+    "shared-learning-choice": partial(measured, shared_learning.choice_table, "shared_learning", "cpu"),
     **{
         f"hostile-{part}": partial(recipe, "hostile", part, DIGITS)
+        for part in ("resnet", "vit", "resnet-clean", "vit-clean")
+    },
+    **{f"hostile-guard-{part}": partial(guarded, part) for part in ("resnet", "vit", "resnet-clean", "vit-clean")},
+    **{
+        f"hostile-second-{part}": partial(recipe, "hostile", part, GUARDED_SECOND)
         for part in ("resnet", "vit", "resnet-clean", "vit-clean")
     },
     **{f"hostile-single-{part}": partial(recipe, "hostile", part, SINGLE_IMAGES) for part in ("vit", "vit-clean")},
@@ -237,7 +329,20 @@ def recipe_figure(name: str, column: str = "", folder: Path = RECIPE_FILES, part
     return RECIPES[name].show([case for case in cases if case.column.startswith(column)]).figures[part]
 
 
+def first_seed(file: Path, network: str, methods: Sequence[str]) -> list[Result]:
+    """Return the results of some methods on a network, with all images and the first seed."""
+    found = by_method(file, network)
+    return [min(found[method, None], key=lambda result: result.seed) for method in methods]
+
+
+_SHOWN = ("Source", "BNAdapt", "Tent", "EATA", "EATAC")
+_SHOWN_VIT = ("Source", "Tent", "ROID", "EATA", "EATAC")
+
 FIGURES: dict[str, Callable[[], Figure]] = {
+    "reliability-imagenet": lambda: reliability(first_seed(IMAGENET / "lifelong.json", "resnet", _SHOWN)),
+    "reliability-resnet": lambda: reliability(first_seed(RECIPE_FILES / "lifelong.json", "resnet", _SHOWN)),
+    "reliability-vit": lambda: reliability(first_seed(RECIPE_FILES / "lifelong.json", "vit", _SHOWN_VIT)),
+    "ece-vit": lambda: along([first_seed(RECIPE_FILES / "lifelong.json", "vit", _SHOWN_VIT)], "ece"),
     "steps-h200": lambda: steps.draw(read("steps", "h200")),
     "steps-cpu": lambda: steps.draw(read("steps", "cpu")),
     "forgetting": partial(recipe_figure, "forgetting", "level 5"),
@@ -273,13 +378,16 @@ def main() -> None:
     """Copy numbers where a folder is given, then write tables and figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", help="numbers of recipes to copy first, such as paper/cifar10")
-    folder = parser.parse_args().folder
+    parser.add_argument("--to", type=Path, default=RECIPE_FILES.name, help="folder of benchmarks/results to copy to")
+    arguments = parser.parse_args()
+    folder = arguments.folder
     if folder is not None:
         found = [file for file in sorted(folder.glob("*.json")) if file.stem in RECIPES]
         if not found:
             raise SystemExit(f"{folder} has no numbers of a recipe: name the folder of a scale, such as paper/cifar10")
         for file in found:
-            shutil.copy(file, RECIPE_FILES)
+            (RESULTS / arguments.to).mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, RESULTS / arguments.to)
     for page in pages():
         text = page.read_text()
         if (new := filled(text)) != text:

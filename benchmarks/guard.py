@@ -1,8 +1,9 @@
 """What a guard costs: `python -m benchmarks.guard [--cifar10 FOLDER] [--images 512] [--out FOLDER]`
 
 On honest streams: fifteen corruptions at severity 5, lifelong, EATA and EATA-C without and with a guard, three seeds,
-on digits and, with `--cifar10`, on CIFAR-10. And per step, on clean images: medians of steps without a guard, with one
-that never checks, and with one that always does; with a check in 64 steps the cost follows. Writes `guard_cpu.json`.
+on digits and, with `--cifar10`, on CIFAR-10, and what is lost on clean images afterwards. And per step, on clean
+images: medians of steps without a guard, with one that never checks, and with one that always does; with a check in 64
+steps the cost follows. Writes `guard_cpu.json`.
 """
 
 from __future__ import annotations
@@ -59,6 +60,9 @@ def honest(
                     "seed": job.seed,
                     "accuracy": 100 * bare.accuracy,
                     "guarded": 100 * guarded.accuracy,
+                    "clean": [
+                        100 * (each or 0.0) for each in (bare.clean_before, bare.clean_after, guarded.clean_after)
+                    ],
                     "alarms": [(alarm["signal"], alarm["action"]) for alarm in health["alarms"]],
                     "rollbacks": health["rollbacks"],
                 }
@@ -69,7 +73,7 @@ def honest(
 
 def streams(cifar10: Path | None) -> list[tuple[str, str, dict[str, Any]]]:
     """Return data, network and fields of the plans."""
-    usual: dict[str, Any] = {"source_images": 512, "probe": "none"}
+    usual: dict[str, Any] = {"source_images": 512, "probe_images": 500}
     found = [
         ("digits", f"digits-{kind}", {"overrides": {m: digit_overrides(kind)[m] for m in METHODS}, **usual})
         for kind in ("resnet", "vit")
@@ -125,10 +129,20 @@ def table(result: Mapping[str, Any]) -> Table:
                 f"{statistics.mean(guarded):.2f}",
                 f"{min(g - b for b, g in zip(bare, guarded, strict=True)):+.2f}",
                 str(sum(row["rollbacks"] for row in own)),
+                *_clean(own),
                 f"{cost[0]:.1f} %" if cost else "–",
             ]
         )
-    return ["Network", "Method", "Acc.", "guarded", "worst seed", "Rollbacks", "Cost per step"], rows
+    clean = ["Clean", "guarded"] if "clean" in result["honest"][0] else []
+    return ["Network", "Method", "Acc.", "guarded", "worst seed", "Rollbacks", *clean, "Cost per step"], rows
+
+
+def _clean(rows: list[dict[str, Any]]) -> list[str]:
+    """Return what is lost on clean images without and with a guard, in the mean; the first files do not have it."""
+    if "clean" not in rows[0]:
+        return []
+    lost = [[row["clean"][place] - row["clean"][0] for row in rows] for place in (1, 2)]
+    return [f"{statistics.mean(each):+.1f}" for each in lost]
 
 
 def main() -> None:

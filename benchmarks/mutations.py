@@ -27,7 +27,7 @@ SOURCE = ROOT / "src" / "acclimate"
 LETTER = ["tests/test_to_the_letter.py", "tests/test_published.py", "tests/test_paper.py"]
 STEPS = ["golden", "equations", "eata_c", "compared", "fidelity", "segmentation", "to_the_letter", "errors", "contract"]
 GROUPS: dict[str, tuple[list[str], list[str]]] = {
-    "recipes": (["paper/recipes.py", "paper/scales.py"], LETTER),
+    "recipes": (["paper/cases.py", "paper/recipes.py", "paper/scales.py"], LETTER),
     "studies": (["paper/studies.py"], LETTER),
     "numbers": (["paper/published.json"], LETTER[:1]),
     "methods": (["methods", "functional.py"], [f"tests/test_{name}.py" for name in STEPS]),

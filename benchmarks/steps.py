@@ -33,6 +33,8 @@ SHARES = (0.6, 0.18)
 SWEEP = (0.0, 0.0625, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 SIZES = (1, 4, 16, 64, 256)
 PARTS = ("table", "batches")
+COLOURS = {"masked": "#e07b39", "sparse": "#2f6f4f", "sparse, detached": "#2f6f4f", "replay-subset": "#3b6fb6"}
+"""Of strategies in plots; earlier results have `sparse, detached`."""
 
 
 class Share(Selector):
@@ -111,30 +113,27 @@ class Line:
     method: str
     engine: Engine
     strategy: str | None = None
-    detached: bool = False
-    """No gradient through BatchNorm's statistics, so that samples do not depend on each other."""
 
     @property
     def shown(self) -> str:
         """The strategy as the table shows it."""
-        return f"{self.strategy or ''}{', detached' if self.detached else ''}"
+        return self.strategy or ""
 
 
 def lines(precisions: Sequence[Precision], vit: bool, cuda: bool) -> list[Line]:
     """Return eager PyTorch, then each precision of the engine, then the lean engine."""
 
     def methods(engine: Engine) -> Iterator[Line]:
-        full = engine.compiled and engine.precision == precisions[-1]
         yield Line("Source", engine)
         if not vit:
             yield Line("BNAdapt", engine)
         yield Line("Tent", engine)
         yield Line("EATA", engine, "masked")
-        if engine.compiled and (vit or full):
-            yield Line("EATA", engine, "sparse", detached=not vit)
+        if engine.compiled and vit:
+            yield Line("EATA", engine, "sparse")
+        if not vit:
+            yield Line("EATA", engine, "replay-subset")
         yield Line("EATAC", engine, "replay-subset")
-        if full and not vit:
-            yield Line("EATAC", engine, "replay")
 
     table = [*methods(Engine())]
     for precision in precisions:
@@ -168,8 +167,6 @@ def build(
         options |= {"lr": 1e-5}
     if strategy is not None:
         options |= {"strategy": strategy, "select": Share().to(x.device), "source": [x[:8]]}
-    if line.detached:
-        options |= {"detach_statistics": True}
     adapter = METHODS[method](make().to(x.device).eval(), **options)
     start = time.perf_counter()
     adapter(x)
@@ -377,7 +374,7 @@ GREY = "#8a8f98"
 
 
 def _draw_sweep(axis: Any, points: Sequence[dict[str, Any]], infer: float) -> None:
-    for strategy, colour in (("masked", "#e07b39"), ("sparse", "#2f6f4f"), ("sparse, detached", "#2f6f4f")):
+    for strategy, colour in COLOURS.items():
         line = [(p["kept"], p["milliseconds"]) for p in points if p["strategy"] == strategy]
         if line:
             axis.plot(*zip(*line, strict=True), "o-", color=colour, label=strategy, markersize=4)
