@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -11,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from acclimate._moved import MOVED
-
 ROOT = Path(__file__).parents[1] / "src" / "acclimate"
 BELOW = {
     "_version": (),
-    "files": (),
+    "files": ("extras",),
     "functional": (),
     "checks": (),
     "extras": (),
@@ -26,9 +23,18 @@ BELOW = {
     "methods": ("functional", "checks", "parts", "engine", "core"),
     "data": ("files", "functional", "checks", "extras", "parts", "core"),
     "online": ("files", "functional", "checks", "parts", "engine", "core"),
-    "bench": ("_version", "files", "functional", "checks", "parts", "engine", "core", "methods", "data", "online"),
+    "contract": ("core",),
+    "integrations": (),
+    "bench": (
+        *("_version", "files", "functional", "checks", "extras", "parts", "engine", "core", "methods", "data"),
+        "online",
+    ),
     "paper": ("files", "functional", "checks", "parts", "engine", "core", "methods", "data", "online", "bench"),
-    "cli": ("_version", "files", "checks", "extras", "engine", "core", "methods", "data", "bench", "paper"),
+    "service": ("_version", "files", "functional", "checks", "core", "methods", "data", "online", "bench"),
+    "cli": (
+        *("_version", "files", "checks", "extras", "engine", "core", "methods", "data", "contract", "bench", "paper"),
+        "service",
+    ),
 }
 """What each room may import, also for types and inside functions. The package itself re-exports, and may import all."""
 
@@ -61,7 +67,7 @@ def imports(module: str, path: Path, known: dict[str, Path]) -> Iterator[str]:
 GRAPH = {name: set(imports(name, path, modules())) - {name} for name, path in modules().items()}
 
 
-@pytest.mark.parametrize("module", [name for name in GRAPH if name not in ("", "__main__", "_moved")])
+@pytest.mark.parametrize("module", [name for name in GRAPH if name not in ("", "__main__")])
 def test_imports_go_down(module: str) -> None:
     room = module.split(".")[0]
     for target in GRAPH[module]:
@@ -85,19 +91,18 @@ def test_few_modules_lie_outside_the_rooms() -> None:
 def test_importing_acclimate_brings_no_benchmark(tmp_path: Path) -> None:
     import subprocess
 
-    heavy = ("matplotlib", "typer", "rich", "kornia", "torchvision", "timm", "transformers", "acclimate.bench")
+    heavy = (
+        "matplotlib",
+        "typer",
+        "rich",
+        "kornia",
+        "torchvision",
+        "timm",
+        "transformers",
+        "lightning",
+        "acclimate.bench",
+        "acclimate.contract",
+    )
     program = f"import sys, acclimate; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(("old", "new"), MOVED.items())
-@pytest.mark.filterwarnings("ignore:`torch.jit")
-def test_old_names_of_modules_work_and_warn(old: str, new: str) -> None:
-    sys.modules.pop(f"acclimate.{old}", None)
-    with pytest.warns(DeprecationWarning, match=rf"acclimate\.{new}"):
-        module = importlib.import_module(f"acclimate.{old}")
-    assert module is importlib.import_module(f"acclimate.{new}")
-    assert module.__name__ == f"acclimate.{new}"
-    assert module.__spec__ is not None
-    assert module.__spec__.name == f"acclimate.{new}"

@@ -1,10 +1,12 @@
-"""A folder watched like a camera: each image that appears is predicted at once, and learned from in batches.
+"""
+Single images: a folder watched like a camera
+=============================================
 
-python examples/watch_a_folder.py FOLDER      # ends with Ctrl-C; without a folder, some digits arrive in a new one
+Each image that appears is predicted at once, and learned from in batches. With a folder of your own,
+``python examples/08_watch_a_folder.py FOLDER``, it runs until Ctrl-C; without one, some digits arrive.
 """
 
-from __future__ import annotations
-
+# %%
 import sys
 import tempfile
 import threading
@@ -25,17 +27,19 @@ def read(path: Path) -> torch.Tensor:
     return torch.from_numpy(np.array(Image.open(path).convert("L"))).float()[None, None] / 255
 
 
-def camera(folder: Path, count: int = 160) -> None:
+def camera(folder: Path, count: int) -> None:
     """Write digits, one after another."""
     for number, image in enumerate(load_digits()[1].x[:count]):
         Image.fromarray((255 * image[0]).byte().numpy()).save(folder / f"{number:05}.tmp.png")
         (folder / f"{number:05}.tmp.png").rename(folder / f"{number:05}.png")  # complete when it appears
 
 
+# %%
+# ``Stream`` predicts single images with moving statistics, and learns when a batch has gathered.
 def watch(folder: Path, stop_after: int | None) -> None:
     """Predict what appears in a folder, until Ctrl-C or so many images."""
     train, _ = load_digits()
-    adapter = acclimate.EATA(load_network("digits-resnet", "cpu").model, source=train.x[:512], lr=1e-3)
+    adapter = acclimate.EATA(load_network("digits-resnet").model, source=train.x[:512], lr=1e-3)
     guard = acclimate.Guard(adapter, probe=train.x[512:1024])
     seen: set[Path] = set()
     with acclimate.Stream(guard, size=64, wait=1.0) as stream:
@@ -50,10 +54,9 @@ def watch(folder: Path, stop_after: int | None) -> None:
     print(guard.health)
 
 
-if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        watch(Path(sys.argv[1]), None)
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            threading.Thread(target=camera, args=(Path(folder),), daemon=True).start()
-            watch(Path(folder), 160)
+if len(sys.argv) > 1 and Path(sys.argv[1]).is_dir():
+    watch(Path(sys.argv[1]), None)
+else:
+    with tempfile.TemporaryDirectory() as new_folder:
+        threading.Thread(target=camera, args=(Path(new_folder), 160), daemon=True).start()
+        watch(Path(new_folder), 160)

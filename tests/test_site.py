@@ -1,0 +1,52 @@
+"""The site: it builds without a warning and without a network, and every page is in it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, with examples that are shown but not run. `make docs` runs them."""
+    root = tmp_path_factory.mktemp("site")
+    shutil.copytree(ROOT / "docs", root / "docs", ignore=shutil.ignore_patterns("gallery", "generated"))
+    for page in ROOT.glob("*.md"):
+        shutil.copy(page, root)
+    for name in ("src", "tests", "examples", "benchmarks"):
+        (root / name).symlink_to(ROOT / name)
+    options = ["-W", "--keep-going", "-q", "-D", "plot_gallery=0", "-d", str(root / "cache")]
+    command = [sys.executable, "-m", "sphinx", *options, str(root / "docs"), str(root / "built")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return root / "built"
+
+
+def test_every_page_is_built(site: Path) -> None:
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert (site / page.relative_to(ROOT / "docs").with_suffix(".html")).exists(), page
+    assert len([*(site / "gallery").glob("*.html")]) > len([*(ROOT / "examples").glob("*.py")])
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    loads = re.compile(
+        r"<(?:script|img|iframe)[^>]*\ssrc=\"(https?:[^\"]*)|<link[^>]*stylesheet[^>]*href=\"(https?:[^\"]*)"
+    )
+    for page in site.rglob("*.html"):
+        assert not loads.findall(page.read_text()), page
+    assert (site / "searchindex.js").exists()
+
+
+def test_the_reference_links_the_examples(site: Path) -> None:
+    for name, example in (
+        ("acclimate.Guard", "07_guard_catches_a_collapse"),
+        ("acclimate.Selector", "03_your_own_selector"),
+    ):
+        assert f"{example}.html" in (site / "api" / "generated" / f"{name}.html").read_text()
