@@ -5,12 +5,13 @@ neither images nor corruptions nor seeds are those that a guard is judged on. A 
 than five points below the source network on it. The rules:
 
 - `skew`, `collapse`: the smallest multiple of 0.02 that no batch of an honest stream exceeds unless it is harmed;
-- what follows evidence, how long to pause, what is tolerated: of the choices with which no honest run of EATA or EATA-C
-  loses more than 0.1 points against the run without a guard (or else as little as possible), the one whose worst
-  hostile run is best, on the stream or on clean images, against the source network; if these are equal to a tenth of a
-  point, the one that gains most on honest streams.
+- `familiar`: the smallest whole number that the novelty of none of 1,000 clean batches exceeds;
+- what follows evidence, and how long to pause: of the choices with which no honest run of EATA or EATA-C loses more
+  than 0.1 points against the run without a guard (or else as little as possible), the one whose worst hostile run is
+  best, on the stream or on clean images, against the source network; if these are equal to a tenth of a point, the one
+  that gains most on honest streams.
 
-Writes `guard_thresholds_cpu.json`.
+What is tolerated is not chosen: a tenth, as was set before any guard was measured. Writes `guard_thresholds_cpu.json`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from acclimate.data.folders import Tensors
 from acclimate.data.on_the_fly import Corrupted
 from acclimate.data.types import Part
 from acclimate.methods import METHODS
+from acclimate.online.novelty import Novelty
 
 from .command import command, write
 
@@ -56,8 +58,7 @@ HONEST = ("eata", "eata-c")
 WRONG_LABELS = ("correlated", "sorted", "one-class")
 HOSTILE = (*WRONG_LABELS, "mixing")
 CHOICES = [
-    {"evidence": evidence, "pause": pause, "tolerated": tolerated}
-    for evidence, pause, tolerated in product(("roll back", "partial reset"), (4, 32), (0.01, 0.05))
+    {"evidence": evidence, "pause": pause} for evidence, pause in product(("roll back", "partial reset"), (4, 32))
 ]
 HARMED, LOST, STEP = 0.05, 0.1, 0.02
 Found = TypeVar("Found")
@@ -150,6 +151,14 @@ def choose_thresholds(seeds: range, pool: Executor) -> list[dict[str, Any]]:
     return [threshold(signal, honest, each_of(pool, checks, jobs, signal)) for signal, jobs in wrong.items()]
 
 
+def largest_novelty(seeds: range, count: int = 1000) -> float:
+    """Return the largest novelty of random clean batches, for held-out images of the same kind."""
+    digits = load_digits()[0].x
+    novelty, random = Novelty(digits[2000:2512]), Generator().manual_seed(seeds[0])
+    batches = (digits[torch.randint(2000, (64,), generator=random)] for _ in range(count))
+    return max(float(novelty(batch)) for batch in batches)
+
+
 def each_of(
     pool: Executor, call: Callable[..., list[Found]], jobs: Iterable[tuple[Any, ...]], about: str
 ) -> list[Found]:
@@ -165,7 +174,7 @@ def guarded_runs(network: str, method: str, stream: str, seed: int, policies: li
     rows = []
     for choice in CHOICES:
         own = [replace(p, action=choice["evidence"]) if p.signal == "evidence" else p for p in policies]
-        options = {"policies": own, "pause": choice["pause"], "tolerated": choice["tolerated"]}
+        options = {"policies": own, "pause": choice["pause"]}
         guarded = run(network, method, stream, severity, seed, factor, **options)
         rows.append(
             {
@@ -216,12 +225,13 @@ def table(result: Mapping[str, Any]) -> Table:
 
 def choices_table(result: Mapping[str, Any]) -> Table:
     """Return one row per choice: what honest and hostile runs lose and gain by it."""
-    head = ["evidence", "pause", "tolerated", "honest: worst", "mean", "clean", "hostile: worst", "clean"]
+    earlier = ["tolerated"] if "tolerated" in result["choices"][0] else []
+    head = ["evidence", "pause", *earlier, "honest: worst", "mean", "clean", "hostile: worst", "clean"]
     return head, [
         [
             each["evidence"],
             str(each["pause"]),
-            f"{each['tolerated']:g}",
+            *([f"{each['tolerated']:g}"] if "tolerated" in each else []),
             *(f"{value:+.1f}" for value in (*each["honest"], each["honest clean"])),
             *(f"{value:+.1f}" for value in (each["hostile"], each["hostile clean"])),
         ]
@@ -245,12 +255,13 @@ def main() -> None:
         thresholds = choose_thresholds(seeds, pool)
         chosen = {each["signal"]: each["chosen"] for each in thresholds}
         policies = [replace(policy, above=chosen.get(policy.signal, policy.above)) for policy in POLICIES]
+        novelty = largest_novelty(seeds)
         jobs = [("vit", method, "hard", seed, policies) for method, seed in product(HONEST, seeds)]
         jobs += [("vit", "eta", stream, seeds[0], policies) for stream in HOSTILE]
         rows = each_of(pool, guarded_runs, jobs, "choices")
     found = [summary(rows, choice) for choice in CHOICES]
-    chosen |= {name: best(found)[name] for name in CHOICES[0]}
-    result = {"chosen": chosen, "thresholds": thresholds, "choices": found, "runs": rows}
+    chosen |= {"familiar": math.ceil(novelty), **{name: best(found)[name] for name in CHOICES[0]}}
+    result = {"chosen": chosen, "novelty": novelty, "thresholds": thresholds, "choices": found, "runs": rows}
     print(as_markdown(*table(result)), as_markdown(*choices_table(result)), sep="\n\n")
     arguments.device = "cpu"
     write("guard_thresholds", arguments, result)

@@ -36,7 +36,7 @@ from .probe import Probe
 
 __all__ = ["GUARD_OPTIONS", "Guard"]
 
-GUARD_OPTIONS = ("every", "tolerated", "risk", "ring", "pause")
+GUARD_OPTIONS = ("every", "familiar", "tolerated", "risk", "ring", "pause")
 """Numbers that a command line can set."""
 
 _FIRST = 2  # batches between checks at first, and after an alarm
@@ -61,6 +61,8 @@ class Guard(nn.Module):
             network knew, with a guarantee (`ProbeTest`). Without them there is less protection.
         policies: what to do when. `POLICIES` needs no tuning.
         every: the number of batches between checks, at most.
+        familiar: a batch whose novelty is below this looks like the held-out images, for which it is about 1. Once the
+            adapted network has forgotten some of those, the source network answers such batches. 0 turns this off.
         tolerated: the share of held-out images on which adapted and source network may disagree, in addition to those
             on which they do before anything is learned.
         risk: the probability of a false alarm of the probe test, until the first alarm.
@@ -79,7 +81,8 @@ class Guard(nn.Module):
         probe: Images | None = None,
         policies: Sequence[Policy] = POLICIES,
         every: int = 64,
-        tolerated: float = 0.01,
+        familiar: float = 4.0,
+        tolerated: float = 0.1,
         risk: float = 0.01,
         ring: int = 4,
         pause: int = 4,
@@ -90,12 +93,12 @@ class Guard(nn.Module):
             raise TypeError(f"a Guard watches an adapter, such as EATA(net), not a {type(adapter).__name__}")
         if every < 1 or ring < 1 or pause < 1:
             raise ValueError(f"Guard: every={every}, ring={ring} and pause={pause} must be at least 1")
-        self.every, self.pause, self.probe = every, pause, None
+        self.every, self.familiar, self.pause, self.probe = every, familiar, pause, None
         self.adapter = adapter  # after what has the same name in some adapters, which is the guard's then
         self._most, self._seed = ring, seed
-        self._options = dict(zip(GUARD_OPTIONS, (every, tolerated, risk, ring, pause), strict=True))
+        self._options = dict(zip(GUARD_OPTIONS, (every, familiar, tolerated, risk, ring, pause), strict=True))
         random = Generator().manual_seed(seed)  # its own, so that the adapter's is as without a guard
-        adapter.world.same("guard", str((probe is None, policies, every, tolerated, risk, ring, pause, seed)))
+        adapter.world.same("guard", str((probe is None, policies, *self._options.values(), seed)))
         self.probe = None if probe is None else Probe(adapter, probe, tolerated, risk, random)
         self._judge = Judge(adapter, self.probe, policies, random)
         self._dense: bool | None = None  # whether the network is a segmenter, once that is known
@@ -107,6 +110,7 @@ class Guard(nn.Module):
         self._judge.begin()
         self._next = self._calm = 0  # the next check, and the batch since which nothing has happened
         self._stretch = 1  # so many batches are enough for a judgement
+        self._known = False  # whether the source network knows the last batch better
         self._gathered: Tensor | None = None
         self._actions = Actions(self.adapter, self._health, self._most, self.pause)
         self._last: Step | None = None
@@ -143,13 +147,10 @@ class Guard(nn.Module):
     def predict_only(self, x: Tensor, *, statistics: Statistics | None = None) -> Tensor:
         """Return the logits of x as they would be predicted now. Nothing is learned, counted or changed.
 
-        While the source network answers, it does so whatever `statistics` say.
+        Where the source network answers, it does so whatever `statistics` say.
         """
-        if self._health.doing == "source":
-            return self.adapter.predict_source(x)
-        if statistics is None:
-            statistics = self._statistics(self.adapter.admit(x)[1].total)
-        return self.adapter.predict_only(x, statistics=statistics)
+        x, share = self.adapter.admit(x)
+        return self._predict(x, share, statistics, known=self._is_known(self._judge.novelty(x, share)))
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -212,7 +213,7 @@ class Guard(nn.Module):
         memory = {
             **self._judge.state(),
             "ring": self._actions.ring.settings(),
-            "counts": [self._next, self._calm, self._stretch, self._dense],
+            "counts": [self._next, self._calm, self._stretch, self._dense, self._known],
             "actions": [self._actions.pause, self._actions.quiet, self._actions.cause],
             "frozen": self.adapter.frozen,
         }
@@ -232,7 +233,7 @@ class Guard(nn.Module):
         self.adapter.frozen = memory["frozen"]
         self._judge.load(mine, memory)
         actions = self._actions
-        self._next, self._calm, self._stretch, self._dense = memory["counts"]
+        self._next, self._calm, self._stretch, self._dense, self._known = memory["counts"]
         actions.pause, actions.quiet, actions.cause = memory["actions"]
         actions.health = self._health
         self._gathered = mine["gathered"].to(self.adapter.device, copy=True) if "gathered" in mine else None
@@ -309,10 +310,13 @@ class Guard(nn.Module):
         if health.doing == "paused" and health.batches >= (health.until or 0):
             self._resume()
         due = health.batches >= self._next and not self.frozen
-        if not self.frozen and self._judge.see(x):
+        self._judge.see(x)
+        self._known = self._is_known(health.signals.novelty)
+        health.familiar += self._known * self._size
+        if not self.frozen and health.signals.repeated is not None:
             self._act(x, ["repeated"])
         looked = self._look(x) if due and self.adapter.coupled else None
-        learn = health.doing == "learning" and self._statistics(self._size) is None
+        learn = health.doing == "learning" and not self._known and self._statistics(self._size) is None
         before = self.adapter.state.copy(light=True) if due and learn else None
         logits = self._learn(x) if learn else self._hold(x)
         if due and (checked := self._to_check(x, logits)) is not None and self._compare(x, checked, looked, before):
@@ -334,11 +338,28 @@ class Guard(nn.Module):
 
     def _hold(self, x: Tensor) -> Tensor:
         """Predict without learning."""
-        logits = self.predict_only(x)
+        logits = self._predict(x, self._judge.share, known=self._known)
         self._last = Step(len(x), logits=logits, forwards=len(x))
         self.adapter.passes.add(self._last, self.world)
         self._add(logits, 0.0, 0)
         return logits
+
+    def _predict(self, x: Tensor, share: Share, statistics: Statistics | None = None, *, known: bool) -> Tensor:
+        """Return logits of the source network where it answers, and otherwise of the adapted one."""
+        if known or self._health.doing == "source":
+            return self.adapter.predict_source(x)
+        if statistics is None:
+            statistics = self._statistics(share.total)
+        return self.adapter.predict_only(x, statistics=statistics)
+
+    def _is_known(self, novelty: float | Tensor | None) -> bool:
+        """Return whether the source network knows a batch better: it is familiar, and the adapted one has forgotten.
+
+        A batch that is too small to judge is as the last one.
+        """
+        if self.probe is None or not self.probe.forgotten:
+            return False
+        return self._known if novelty is None else bool(novelty < self.familiar)
 
     def _add(self, logits: Tensor, kept: float | Tensor, dropped: int | Tensor) -> None:
         self._dense = logits.dim() > 2
@@ -364,7 +385,7 @@ class Guard(nn.Module):
     def _to_check(self, x: Tensor, logits: Tensor) -> Tensor | None:
         """Return the adapter's own prediction; while the source answers, only if that ends by another signal."""
         if self._health.doing != "source":
-            return logits
+            return self.adapter.predict_only(x) if self._known else logits
         others = any(policy.action == "source" and policy.signal in self._judge.late for policy in self.policies)
         return self.adapter.predict_only(x) if others else None
 
@@ -404,7 +425,7 @@ class Guard(nn.Module):
         unhealthy = partial(self._judge.unhealthy, x, self._statistics(self._size))
         changed = self._actions.alarm(alarm, unhealthy, self._stretch)
         if changed and self.probe is not None:
-            self.probe.test.restart()
+            self.probe.begin()
         return changed
 
     def _resume(self) -> None:

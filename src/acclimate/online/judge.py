@@ -15,6 +15,7 @@ from ..functional import entropy
 from ..parts.fisher import Fisher
 from ..parts.multiscale import resized
 from ..parts.world import Share, World
+from .novelty import FEWEST
 from .policy import Health, Policy, Signals
 from .probe import Probe
 from .signals import content, distance, diversity, per_sample, repeated, shuffle_patches
@@ -106,13 +107,23 @@ class Judge:
         self.totals += self.world.sum(own)
         self.totals[2].add_(dropped)
 
-    def see(self, x: Tensor) -> bool:
-        """Read whether the images of a batch are the same, if a policy asks for it; return whether one does."""
-        asked = self.share.total > 1 and any(policy.signal == "repeated" for policy in self.policies)
-        if asked:
+    def see(self, x: Tensor) -> None:
+        """Read what the images of a batch show by themselves: whether they are new, and not all the same."""
+        found = {}
+        if (novelty := self.novelty(x, self.share)) is not None:
+            found["novelty"] = novelty
+        if self.share.total > 1 and any(policy.signal == "repeated" for policy in self.policies):
             x = self.world.preceded(x)
-            self._signal(repeated=float(self.world.mean_of(repeated(x), max(0, len(x) - 1))))
-        return asked
+            found["repeated"] = self.world.mean_of(repeated(x), max(0, len(x) - 1))
+        values = torch.stack([*found.values()]).tolist() if found else []
+        self._signal(**{"novelty": None, "repeated": None, **dict(zip(found, values, strict=True))})
+
+    def novelty(self, x: Tensor, share: Share) -> Tensor | None:
+        """Return how unlike the held-out images a batch is; None without such images, or if the batch is small."""
+        if self.probe is None or share.total < FEWEST:
+            return None
+        novelty: Tensor = self.probe.novelty(x, share, self.world)
+        return novelty
 
     def look(self, x: Tensor) -> tuple[Tensor, bool]:
         """Let the source network look at some images; return entropies, and whether the images were enough to judge."""
@@ -215,7 +226,7 @@ class Judge:
         fits = omega is not None and omega.numel() == sum(p.numel() for p in parameters)
         return distance(parameters, [*source], omega.to(parameters[0].device) if omega is not None and fits else None)
 
-    def _signal(self, **values: float) -> None:
+    def _signal(self, **values: float | None) -> None:
         self.health.signals = replace(self.health.signals, batch=self.health.batches, **values)
 
     # State ------------------------------------------------------------------------------------------------------------

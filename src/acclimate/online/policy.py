@@ -52,6 +52,9 @@ class Signals:
     """The confidence that the source network loses when patches are shuffled: whether it sees what is in the images."""
     skew: float | None = None
     """That times the diversity which the source's predictions lack: it sees well, and sees few classes in a batch."""
+    novelty: float | None = None
+    """How unlike the held-out images a batch is, by simple statistics of its pixels; about 1 if it is not. It is read
+    with every batch."""
     repeated: float | None = None
     """The share of images in a batch that equal the one before. It is read with every batch."""
     disagreement: float | None = None
@@ -135,6 +138,8 @@ class Health:
     """How often learning was undone, in whole or in part."""
     passes: int = 0
     """Samples that checks have run through the network, in addition to the method's own passes."""
+    familiar: int = 0
+    """Images that look like the held-out ones, and that the source network has answered since some are forgotten."""
     rejected: int = 0
     """Images with NaN or infinity, which were answered with a uniform prediction."""
     signals: Signals = field(default_factory=Signals)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,12 +14,14 @@ from ..core.state_file import fingerprint
 from ..functional import entropy
 from ..parts.fisher import Images, image_batches
 from .betting import ProbeTest, ShiftGauge
+from .novelty import Novelty
 
 __all__ = ["Probe"]
 
 _DRAW = 32  # images per draw
 _DRAWS = 8  # at most, in one check
 _BATCH = 256
+_RECENT = 4  # checks that are remembered
 
 
 class Probe(nn.Module):
@@ -41,9 +44,11 @@ class Probe(nn.Module):
         logits = [adapter.world.spread(adapter.predict_source, x) for x in torch.split(held_out, _BATCH)]
         self.register_buffer("images", held_out, persistent=False)
         self.register_buffer("answers", torch.cat([z.argmax(1) for z in logits]), persistent=False)
-        before = [value for _ in range(32) for value in self.disagreements(adapter, random)]
-        self.test = ProbeTest(min(0.99, sum(before) / len(before) + tolerated), risk=risk)
+        before = [_mean(self.disagreements(adapter, random)) for _ in range(32)]
+        self.normal, self.recent = max(before), list[float]()
+        self.test = ProbeTest(min(0.99, _mean(before) + tolerated), risk=risk)
         self.gauge = ShiftGauge(torch.cat([entropy(z) for z in logits]))
+        self.novelty = Novelty(held_out)
 
     def disagreements(self, adapter: Adapter, random: Generator) -> list[float]:
         """Draw images, and return where adapted and source network disagree.
@@ -70,25 +75,40 @@ class Probe(nn.Module):
             draws = self.disagreements(adapter, random)
             self.test.update(draws)
             found, images = found + draws, images + _DRAW
-            if sum(draws) <= self.test.tolerated * len(draws):
+            if _mean(draws) <= self.test.tolerated:
                 break
-        return sum(found) / len(found), images
+        self.recent = [*self.recent[1 - _RECENT :], _mean(found)]
+        return self.recent[-1], images
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether one of the last checks has found more disagreement than there was before anything was learned."""
+        return max(self.recent, default=0.0) > self.normal
 
     def damaged(self, adapter: Adapter, random: Generator) -> bool:
         """Return whether more images than tolerated are predicted differently, in one draw."""
-        found = self.disagreements(adapter, random)
-        return sum(found) / len(found) > self.test.tolerated
+        return _mean(self.disagreements(adapter, random)) > self.test.tolerated
+
+    def begin(self) -> None:
+        """Forget what was found, after the adapted network was changed."""
+        self.test.restart()
+        self.recent = []
 
     def restart(self) -> None:
-        """Forget what the bets have won and lost."""
-        self.test.restart()
+        """Forget also what was found of the stream."""
+        self.begin()
         self.gauge = ShiftGauge(self.gauge.entropies)
 
     def state(self) -> dict[str, Any]:
         """Return what changes, as plain numbers."""
-        return {"test": self.test.state(), "gauge": self.gauge.state()}
+        return {"test": self.test.state(), "gauge": self.gauge.state(), "recent": self.recent}
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from what `state` has returned."""
         self.test.load(state["test"])
         self.gauge.load(state["gauge"])
+        self.recent = [*state["recent"]]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
