@@ -9,7 +9,7 @@ than five points below the source network on it. The rules:
 - what follows evidence, and how long to pause: of the choices with which no honest run of EATA or EATA-C loses more
   than 0.1 points against the run without a guard (or else as little as possible), the one whose worst hostile run is
   best, on the stream or on clean images, against the source network; if these are equal to a tenth of a point, the one
-  that gains most on honest streams.
+  that gains most on honest streams; if that is equal, too, what the earlier guard had.
 
 What is tolerated is not chosen: a tenth, as was set before any guard was measured. Writes `guard_thresholds_cpu.json`.
 """
@@ -60,6 +60,7 @@ HOSTILE = (*WRONG_LABELS, "mixing")
 CHOICES = [
     {"evidence": evidence, "pause": pause} for evidence, pause in product(("roll back", "partial reset"), (4, 32))
 ]
+EARLIER = {"evidence": "partial reset", "pause": 4}
 HARMED, LOST, STEP = 0.05, 0.1, 0.02
 Found = TypeVar("Found")
 
@@ -211,7 +212,14 @@ def best(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the choice that the rule prefers."""
     least = min(-LOST, max(each["honest"][0] for each in found))
     allowed = [each for each in found if each["honest"][0] >= least]
-    return max(allowed, key=lambda each: (round(min(each["hostile"], each["hostile clean"]), 1), each["honest"][1]))
+    return max(
+        allowed,
+        key=lambda each: (
+            round(min(each["hostile"], each["hostile clean"]), 1),
+            round(each["honest"][1], 1),
+            all(each[name] == value for name, value in EARLIER.items()),
+        ),
+    )
 
 
 def table(result: Mapping[str, Any]) -> Table:

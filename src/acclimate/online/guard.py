@@ -62,7 +62,8 @@ class Guard(nn.Module):
         policies: what to do when. `POLICIES` needs no tuning.
         every: the number of batches between checks, at most.
         familiar: a batch whose novelty is below this looks like the held-out images, for which it is about 1. Once the
-            adapted network has forgotten some of those, the source network answers such batches. 0 turns this off.
+            adapted network has forgotten some of those, the source network answers such batches; the adapted one still
+            learns from them. 0 turns this off.
         tolerated: the share of held-out images on which adapted and source network may disagree, in addition to those
             on which they do before anything is learned.
         risk: the probability of a false alarm of the probe test, until the first alarm.
@@ -312,18 +313,17 @@ class Guard(nn.Module):
         due = health.batches >= self._next and not self.frozen
         self._judge.see(x)
         self._known = self._is_known(health.signals.novelty)
-        health.familiar += self._known * self._size
         if not self.frozen and health.signals.repeated is not None:
             self._act(x, ["repeated"])
         looked = self._look(x) if due and self.adapter.coupled else None
-        learn = health.doing == "learning" and not self._known and self._statistics(self._size) is None
+        learn = health.doing == "learning" and self._statistics(self._size) is None
         before = self.adapter.state.copy(light=True) if due and learn else None
         logits = self._learn(x) if learn else self._hold(x)
         if due and (checked := self._to_check(x, logits)) is not None and self._compare(x, checked, looked, before):
             logits = self._hold(x)
         if due and not self._judge.window:  # otherwise small batches are still being collected
             self._next = health.batches + self._interval()
-        return logits
+        return self._leave(x) if self._known and health.doing != "source" else logits
 
     def _interval(self) -> int:
         """Return the number of batches until the next check."""
@@ -336,9 +336,17 @@ class Guard(nn.Module):
         self._add(logits, step.kept.double().mean() if step.kept is not None else 1.0 * step.taken, step.dropped)
         return logits
 
+    def _leave(self, x: Tensor) -> Tensor:
+        """Leave the answer to the source network, which knows these images better."""
+        self._health.familiar += self._size
+        self._health.passes += self._size
+        logits = self.adapter.predict_source(x)
+        self._last = replace(self.last, logits=logits)
+        return logits
+
     def _hold(self, x: Tensor) -> Tensor:
         """Predict without learning."""
-        logits = self._predict(x, self._judge.share, known=self._known)
+        logits = self._predict(x, self._judge.share, known=False)
         self._last = Step(len(x), logits=logits, forwards=len(x))
         self.adapter.passes.add(self._last, self.world)
         self._add(logits, 0.0, 0)
@@ -385,7 +393,7 @@ class Guard(nn.Module):
     def _to_check(self, x: Tensor, logits: Tensor) -> Tensor | None:
         """Return the adapter's own prediction; while the source answers, only if that ends by another signal."""
         if self._health.doing != "source":
-            return self.adapter.predict_only(x) if self._known else logits
+            return logits
         others = any(policy.action == "source" and policy.signal in self._judge.late for policy in self.policies)
         return self.adapter.predict_only(x) if others else None
 

@@ -119,8 +119,8 @@ class Judge:
         self._signal(**{"novelty": None, "repeated": None, **dict(zip(found, values, strict=True))})
 
     def novelty(self, x: Tensor, share: Share) -> Tensor | None:
-        """Return how unlike the held-out images a batch is; None without such images, or if the batch is small."""
-        if self.probe is None or share.total < FEWEST:
+        """Return how unlike the held-out images a batch is; None if none are forgotten, or if the batch is small."""
+        if self.probe is None or not self.probe.forgotten or share.total < FEWEST:
             return None
         novelty: Tensor = self.probe.novelty(x, share, self.world)
         return novelty

@@ -54,7 +54,7 @@ class Signals:
     """That times the diversity which the source's predictions lack: it sees well, and sees few classes in a batch."""
     novelty: float | None = None
     """How unlike the held-out images a batch is, by simple statistics of its pixels; about 1 if it is not. It is read
-    with every batch."""
+    with every batch once some of those images are forgotten."""
     repeated: float | None = None
     """The share of images in a batch that equal the one before. It is read with every batch."""
     disagreement: float | None = None
