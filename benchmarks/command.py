@@ -42,10 +42,13 @@ def read(name: str, machine: str) -> dict[str, Any]:
     return content
 
 
-def write(name: str, arguments: argparse.Namespace, result: dict[str, Any], depth: int = 2) -> None:
-    """Write the result file, with the command and the origin; one line per entry down to a depth."""
+def write(name: str, arguments: argparse.Namespace, result: dict[str, Any], depth: int = 2, part: str = "") -> None:
+    """Write the result file, with the command and the origin; one line per entry down to a depth.
+
+    `part` is added to the file's name where a command measures its parts one by one.
+    """
     head = {
         "command": shlex.join(["python", "-m", f"benchmarks.{name}", *repeatable(sys.argv[1:])]),
         "origin": origin(torch.device(arguments.device)),
     }
-    write_text(path(name, arguments), json_lines(rounded(head | result, digits=8), depth))
+    write_text(path(name + part, arguments), json_lines(rounded(head | result, digits=8), depth))

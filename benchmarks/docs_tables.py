@@ -62,6 +62,7 @@ CPU = RESULTS / "cifar10-cpu"
 DIGITS = RESULTS / "digits"
 SINGLE_IMAGES = RESULTS / "digits-single-images"
 GUARDED = RESULTS / "digits-guard"
+GUARDED_THIRD = RESULTS / "digits-guard-third"
 GUARDED_SECOND = RESULTS / "digits-guard-second"
 NETWORKS = {"resnet": "resnet50", "vit": "vit-base"}
 """Our networks, and those of the paper beside them."""
@@ -92,9 +93,9 @@ def recipe(name: str, part: str = "", folder: Path = RECIPE_FILES) -> str:
     return noted(RECIPES[name].show(cases).tables[part], own)
 
 
-def guarded(part: str) -> str:
+def guarded(part: str, folder: Path = GUARDED) -> str:
     """Return hostile streams with a guard, beside the first measurements without one."""
-    first, now = (numbers(folder / "hostile.json").cases for folder in (DIGITS, GUARDED))
+    first, now = (numbers(each / "hostile.json").cases for each in (DIGITS, folder))
     cases = guard_hostile.beside_first(first, now)
     own = [case for case in cases if case.column.startswith(part.removesuffix("-clean"))]
     return noted(RECIPES["hostile"].show(cases).tables[part], own)
@@ -279,12 +280,15 @@ TABLES: dict[str, Callable[[], Table | str]] = {
     "imports-cpu": partial(measured, imports.table, "imports", "cpu"),
     "bad-luck": partial(measured, bad_luck.table, "bad_luck", "cpu"),
     "guard-cpu": partial(measured, guard.table, "guard", "cpu"),
+    "guard-cifar10-cpu": partial(measured, guard.table, "guard_cifar10", "cpu"),
     "serving-cpu": partial(measured, serving.table, "serving", "cpu"),
     "serving-attacks": partial(measured, serving.attacks_table, "serving", "cpu"),
     "guard-first-cpu": partial(measured, guard.table, "guard_first", "cpu"),
     "guard-second-cpu": partial(measured, guard.table, "guard_second", "cpu"),
+    "guard-third-cpu": partial(measured, guard.table, "guard_third", "cpu"),
     "guard-thresholds": partial(measured, guard_thresholds.table, "guard_thresholds", "cpu"),
     "guard-choices": partial(measured, guard_thresholds.choices_table, "guard_thresholds", "cpu"),
+    "guard-choices-third": partial(measured, guard_thresholds.choices_table, "guard_thresholds_third", "cpu"),
     "cameras": partial(measured, cameras.table, "cameras", "cpu"),
     **{f"fleet-{name}": partial(measured, table, "fleet", "cpu") for name, table in fleet.TABLES.items()},
     "parallel": partial(measured, parallel.table, "parallel", "cpu"),
@@ -296,6 +300,10 @@ TABLES: dict[str, Callable[[], Table | str]] = {
         for part in ("resnet", "vit", "resnet-clean", "vit-clean")
     },
     **{f"hostile-guard-{part}": partial(guarded, part) for part in ("resnet", "vit", "resnet-clean", "vit-clean")},
+    **{
+        f"hostile-third-{part}": partial(guarded, part, GUARDED_THIRD)
+        for part in ("resnet", "vit", "resnet-clean", "vit-clean")
+    },
     **{
         f"hostile-second-{part}": partial(recipe, "hostile", part, GUARDED_SECOND)
         for part in ("resnet", "vit", "resnet-clean", "vit-clean")

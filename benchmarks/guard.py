@@ -1,9 +1,9 @@
-"""What a guard costs: `python -m benchmarks.guard [--cifar10 FOLDER] [--images 512] [--out FOLDER]`
+"""What a guard costs: `python -m benchmarks.guard [--cifar10 FOLDER] [--images 512] [--seeds 0 1 2] [--out FOLDER]`
 
-On honest streams: fifteen corruptions at severity 5, lifelong, EATA and EATA-C without and with a guard, three seeds,
-on digits and, with `--cifar10`, on CIFAR-10, and what is lost on clean images afterwards. And per step, on clean
-images: medians of steps without a guard, with one that never checks, and with one that always does; with a check in 64
-steps the cost follows. Writes `guard_cpu.json`.
+On honest streams: fifteen corruptions at severity 5, lifelong, EATA and EATA-C without and with a guard, on digits or,
+with `--cifar10`, on CIFAR-10, and what is lost on clean images afterwards. And per step, on clean images: medians of
+steps without a guard, with one that never checks, and with one that always does; with a check in 64 steps the cost
+follows. Writes `guard_cpu.json` or `guard_cifar10_cpu.json`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,14 +38,14 @@ METHODS = ("eata", "eata-c")
 
 
 def honest(
-    folder: Path, cifar10: Path | None, images: int, seeds: int, tick: Callable[[], None]
+    folder: Path, cifar10: Path | None, images: int, seeds: Sequence[int], tick: Callable[[], None]
 ) -> list[dict[str, Any]]:
     """Return accuracy on honest streams, without and with a guard, and what the guard did."""
     rows = []
     for data, model, fields in streams(cifar10):
         plans = {
             guard: Plan(
-                methods=METHODS, model=model, data=data, images=images, seeds=range(seeds), guard=guard, **fields
+                methods=METHODS, model=model, data=data, images=images, seeds=tuple(seeds), guard=guard, **fields
             )
             for guard in (False, True)
         }
@@ -74,16 +74,14 @@ def honest(
 def streams(cifar10: Path | None) -> list[tuple[str, str, dict[str, Any]]]:
     """Return data, network and fields of the plans."""
     usual: dict[str, Any] = {"source_images": 512, "probe_images": 500}
-    found = [
-        ("digits", f"digits-{kind}", {"overrides": {m: digit_overrides(kind)[m] for m in METHODS}, **usual})
-        for kind in ("resnet", "vit")
-    ]
-    if cifar10 is not None:
-        found += [
-            (f"cifar10:{cifar10}", f"cifar10-{kind}", {"preset": f"cifar-{kind}", **usual})
+    if cifar10 is None:
+        return [
+            ("digits", f"digits-{kind}", {"overrides": {m: digit_overrides(kind)[m] for m in METHODS}, **usual})
             for kind in ("resnet", "vit")
         ]
-    return found
+    return [
+        (f"cifar10:{cifar10}", f"cifar10-{kind}", {"preset": f"cifar-{kind}", **usual}) for kind in ("resnet", "vit")
+    ]
 
 
 def steps(data: str, model: str, method: str, count: int = 40) -> dict[str, Any]:
@@ -150,13 +148,13 @@ def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--cifar10", type=Path, help="folder that `python -m training.cifar10 unpack` wrote")
     parser.add_argument("--images", type=int, default=512, help="images per corruption")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with warnings.catch_warnings(), TemporaryDirectory() as folder, Progress(console=Console(stderr=True)) as progress:
         warnings.simplefilter("ignore")
         count = len(streams(arguments.cifar10)) * len(METHODS)
-        task = progress.add_task("honest streams", total=count * arguments.seeds)
+        task = progress.add_task("honest streams", total=count * len(arguments.seeds))
         rows = honest(
             Path(folder), arguments.cifar10, arguments.images, arguments.seeds, partial(progress.advance, task)
         )
@@ -164,7 +162,7 @@ def main() -> None:
     result = {"images": arguments.images, "every": EVERY, "honest": rows, "steps": costs}
     print(as_markdown(*table(result)))
     arguments.device = "cpu"
-    write("guard", arguments, result)
+    write("guard", arguments, result, part="" if arguments.cifar10 is None else "_cifar10")
 
 
 if __name__ == "__main__":
