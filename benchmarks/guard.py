@@ -38,11 +38,11 @@ METHODS = ("eata", "eata-c")
 
 
 def honest(
-    folder: Path, cifar10: Path | None, images: int, seeds: Sequence[int], tick: Callable[[], None]
+    folder: Path, cifar10: Path | None, network: str | None, images: int, seeds: Sequence[int], tick: Callable[[], None]
 ) -> list[dict[str, Any]]:
     """Return accuracy on honest streams, without and with a guard, and what the guard did."""
     rows = []
-    for data, model, fields in streams(cifar10):
+    for data, model, fields in streams(cifar10, network):
         plans = {
             guard: Plan(
                 methods=METHODS, model=model, data=data, images=images, seeds=tuple(seeds), guard=guard, **fields
@@ -71,17 +71,16 @@ def honest(
     return rows
 
 
-def streams(cifar10: Path | None) -> list[tuple[str, str, dict[str, Any]]]:
+def streams(cifar10: Path | None, network: str | None) -> list[tuple[str, str, dict[str, Any]]]:
     """Return data, network and fields of the plans."""
+    kinds = ("resnet", "vit") if network is None else (network,)
     usual: dict[str, Any] = {"source_images": 512, "probe_images": 500}
     if cifar10 is None:
         return [
             ("digits", f"digits-{kind}", {"overrides": {m: digit_overrides(kind)[m] for m in METHODS}, **usual})
-            for kind in ("resnet", "vit")
+            for kind in kinds
         ]
-    return [
-        (f"cifar10:{cifar10}", f"cifar10-{kind}", {"preset": f"cifar-{kind}", **usual}) for kind in ("resnet", "vit")
-    ]
+    return [(f"cifar10:{cifar10}", f"cifar10-{kind}", {"preset": f"cifar-{kind}", **usual}) for kind in kinds]
 
 
 def steps(data: str, model: str, method: str, count: int = 40) -> dict[str, Any]:
@@ -147,18 +146,19 @@ def main() -> None:
     """Measure, print a table and write the result file."""
     parser = command(__doc__)
     parser.add_argument("--cifar10", type=Path, help="folder that `python -m training.cifar10 unpack` wrote")
+    parser.add_argument("--network", choices=("resnet", "vit"), help="one network; both by default")
     parser.add_argument("--images", type=int, default=512, help="images per corruption")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with warnings.catch_warnings(), TemporaryDirectory() as folder, Progress(console=Console(stderr=True)) as progress:
         warnings.simplefilter("ignore")
-        count = len(streams(arguments.cifar10)) * len(METHODS)
+        found = streams(arguments.cifar10, arguments.network)
+        count = len(found) * len(METHODS)
         task = progress.add_task("honest streams", total=count * len(arguments.seeds))
-        rows = honest(
-            Path(folder), arguments.cifar10, arguments.images, arguments.seeds, partial(progress.advance, task)
-        )
-        costs = [steps(data, model, method) for data, model, _ in streams(arguments.cifar10) for method in METHODS]
+        tick = partial(progress.advance, task)
+        rows = honest(Path(folder), arguments.cifar10, arguments.network, arguments.images, arguments.seeds, tick)
+        costs = [steps(data, model, method) for data, model, _ in found for method in METHODS]
     result = {"images": arguments.images, "every": EVERY, "honest": rows, "steps": costs}
     print(as_markdown(*table(result)))
     arguments.device = "cpu"

@@ -3,7 +3,8 @@
 All guarded cells of `acclimate paper run hostile --scale digits --images 512`, but for MEMO, which keeps nothing from
 one image to the next. The numbers of the source network and of methods without a guard are those of the first file,
 `results/digits/hostile.json`: nothing has changed for them. In addition, Tent at 20 times its rate, without and with a
-guard. Results are kept in a folder, so that a run that was stopped continues. Writes `digits-guard/hostile.json`.
+guard. Results are kept in a folder, so that a run that was stopped continues; `--network vit` measures one network.
+Writes `digits-guard/hostile.json`.
 """
 
 from __future__ import annotations
@@ -87,10 +88,11 @@ def main() -> None:
     """Measure, and write the file."""
     parser = command(__doc__)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--network", choices=("resnet", "vit"))
     parser.add_argument("--work", type=Path, default=Path(gettempdir()) / "acclimate-guard-hostile")
     arguments = parser.parse_args()
     first = Numbers.read(RESULTS / "digits" / "hostile.json")
-    cases = due()
+    cases = [case for case in due() if arguments.network in (None, case.column.partition(",")[0])]
     with ProcessPoolExecutor(arguments.processes) as pool:
         waiting = [pool.submit(measure, case, arguments.work) for case in cases]
         now = [each.result() for each in track(waiting, "hostile streams", console=Console(stderr=True))]
