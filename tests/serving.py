@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from acclimate.service.assembly import Service, assemble
 from acclimate.service.model import build
 from acclimate.service.settings import Settings
 from acclimate.service.store import Store
-from acclimate.service.worker import Answer, Request
+from acclimate.service.worker import Answer, Request, Worker
 
 TOKEN = "a-token-of-the-tests"
 OPTIONS = ("serve", "--port", "0", "--log", "json")
@@ -148,6 +149,14 @@ def ask(service: Service, x: Tensor, stream: str = "default", **how: Any) -> Ans
     answer = service.worker.submit(Request(x, stream, **how)).result(timeout=30)
     service.worker.ask(lambda: None).result(timeout=30)  # what watches comes after the answer
     return answer
+
+
+def held(worker: Worker) -> threading.Event:
+    """Keep the worker busy until the event is set."""
+    going, go = threading.Event(), threading.Event()
+    worker.ask(lambda: (going.set(), go.wait(30)))
+    assert going.wait(30)
+    return go
 
 
 def state(service: Service) -> dict[str, Tensor]:

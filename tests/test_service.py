@@ -12,24 +12,31 @@ import numpy as np
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
-from serving import CONTROL, X, application, as_file, ask, coded, folder, outputs, same, started, state, tensor, white
+from serving import (
+    CONTROL,
+    X,
+    application,
+    as_file,
+    ask,
+    coded,
+    folder,
+    held,
+    outputs,
+    same,
+    started,
+    state,
+    tensor,
+    white,
+)
 
 from acclimate import Tent
 from acclimate.service import feed as feed_module
 from acclimate.service.assembly import Service
 from acclimate.service.errors import Refusal
-from acclimate.service.worker import Request, Worker
+from acclimate.service.worker import Request
 
 INFER = "/v2/models/digits-resnet/infer"
 __all__ = ["folder"]
-
-
-def held(worker: Worker) -> threading.Event:
-    """Keep the worker busy until the event is set."""
-    going, go = threading.Event(), threading.Event()
-    worker.ask(lambda: (going.set(), go.wait(30)))
-    assert going.wait(30)
-    return go
 
 
 # Learning -------------------------------------------------------------------------------------------------------------

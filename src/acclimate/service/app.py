@@ -140,7 +140,7 @@ def _health_routes(service: Service) -> APIRouter:
 
     @router.get("/metrics", **openapi.METRICS)
     async def metrics() -> Response:
-        return Response(service.metrics.expose(worker), media_type=CONTENT_TYPE)
+        return Response(service.metrics.expose(worker, service.decoder.waiting), media_type=CONTENT_TYPE)
 
     return router
 

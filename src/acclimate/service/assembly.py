@@ -12,6 +12,7 @@ from .errors import BadInputError
 from .feed import Feed
 from .metrics import Metrics
 from .model import Served
+from .pictures import Decoder
 from .settings import Settings
 from .store import Store
 from .worker import Batch, Worker
@@ -31,6 +32,7 @@ class Service:
     metrics: Metrics
     feed: Feed
     bodies: Bodies
+    decoder: Decoder
 
 
 def assemble(served: Served, settings: Settings, store: Store) -> Service:
@@ -44,7 +46,8 @@ def assemble(served: Served, settings: Settings, store: Store) -> Service:
 
     worker = Worker(served, settings, store, watch)
     bodies = Bodies(settings.most_bytes, settings.timeout, 8 * settings.most_bytes)
-    return Service(settings, served, worker, store, Control(worker, store, token), metrics, feed, bodies)
+    decoder = Decoder(served.preprocess, served.channels, settings.most_pixels, settings.queue)
+    return Service(settings, served, worker, store, Control(worker, store, token), metrics, feed, bodies, decoder)
 
 
 def check_stream(stream: object) -> str:

@@ -7,18 +7,15 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
 from fastapi import APIRouter
 from fastapi import Request as HTTPRequest
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
-from torch import Tensor
 
 from . import openapi
 from .assembly import Service, check_stream
 from .errors import Refusal
 from .model import Served
-from .pictures import decode
 from .protocol import HEADER, VERSION, as_bool, model_metadata, read_request, server_metadata, write_response
 from .uploads import read_uploads
 from .worker import Answer, Request
@@ -33,8 +30,7 @@ _SMALL = 32_768
 
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
-    router, worker, served, settings = APIRouter(), service.worker, service.served, service.settings
-    decoder = asyncio.Lock()
+    router, worker, served, decoder = APIRouter(), service.worker, service.served, service.decoder
 
     async def answer(request: Request) -> Answer:
         if request.adapt and request.stream not in worker.streams and worker.known >= _MOST_STREAMS:
@@ -45,12 +41,6 @@ def routes(service: Service) -> APIRouter:
         """Call a function; in a thread if it may take long."""
         return function(*arguments) if size <= _SMALL else await run_in_threadpool(function, *arguments)
 
-    async def picture(name: str, content: bytes) -> Tensor:
-        async with decoder:
-            return await run_in_threadpool(
-                decode, content, name, served.preprocess, served.channels, settings.most_pixels
-            )
-
     @router.post("/predict", **openapi.PREDICT)
     async def predict(
         request: HTTPRequest, stream: str = "default", adapt: str = "true", disagreement: str = "true"
@@ -60,13 +50,9 @@ def routes(service: Service) -> APIRouter:
         how = check_stream(stream), as_bool(adapt, "adapt"), as_bool(disagreement, "disagreement")
         async with service.bodies.read(request) as body:
             uploads = await read_uploads(request, body)
-            pictures = [await picture(name, content) for name, content in uploads]
-        found: dict[int, dict[str, Any]] = {}
-        for group in _alike(pictures):
-            x = torch.stack([pictures[place] for place in group])
-            predicted = await answer(Request(x, *how))
-            found |= {place: _describe(predicted, row, served) for row, place in enumerate(group)}
-        predictions = [{"name": name, **found[place]} for place, (name, _) in enumerate(uploads)]
+            async with decoder.decode(request, uploads) as x:
+                predicted = await answer(Request(x, *how))
+        predictions = [{"name": name, **_describe(predicted, row, served)} for row, (name, _) in enumerate(uploads)]
         taken = round(1000 * (time.perf_counter() - start), 2)
         return JSONResponse({"predictions": predictions, "stream": stream, "milliseconds": taken})
 
@@ -99,7 +85,8 @@ def routes(service: Service) -> APIRouter:
             asked = await beside(len(body), read_request, body, request.headers.get(HEADER), served)
         given = {**asked.parameters, **request.query_params}
         stream, adapt = check_stream(given.get("stream", "default")), as_bool(given.get("adapt", True), "adapt")
-        predicted = await answer(Request(asked.x, stream, adapt))
+        with decoder.hold(asked.x.shape[0] * asked.x.shape[2:].numel()):
+            predicted = await answer(Request(asked.x, stream, adapt))
         content, headers = await beside(16 * predicted.logits.numel(), write_response, asked, predicted, served)
         return Response(content, headers=headers)
 
@@ -121,11 +108,3 @@ def _describe(answer: Answer, row: int, served: Served) -> dict[str, Any]:
         "learned": answer.learned[row],
         "top": best,
     }
-
-
-def _alike(pictures: list[Tensor]) -> list[list[int]]:
-    """Return the places of pictures, grouped by shape."""
-    groups: dict[torch.Size, list[int]] = {}
-    for place, picture in enumerate(pictures):
-        groups.setdefault(picture.shape, []).append(place)
-    return [*groups.values()]

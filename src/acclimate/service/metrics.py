@@ -24,7 +24,7 @@ class Metrics:
         self.durations = Histogram(
             "acclimate_request_duration_seconds", "Time to answer a request.", buckets=_SECONDS, registry=registry
         )
-        self.depth = Gauge("acclimate_queue_depth", "Images that wait.", registry=registry)
+        self.depth = Gauge("acclimate_queue_depth", "Images that wait, also to be decoded.", registry=registry)
         self.samples = Counter(
             "acclimate_samples", "Images by whether they were learned from, once decided.", ["kept"], registry=registry
         )
@@ -64,9 +64,9 @@ class Metrics:
         if signals.probe is not None:
             self.probe.set(signals.probe)
 
-    def expose(self, worker: Worker) -> bytes:
+    def expose(self, worker: Worker, undecoded: int) -> bytes:
         """Return all metrics as text."""
-        self.depth.set(worker.depth)
+        self.depth.set(worker.depth + undecoded)
         self.frozen.set(worker.frozen)
         self.streams.set(worker.known)
         self.age.set(float("nan") if worker.saved is None else time.time() - worker.saved)

@@ -252,7 +252,7 @@ class Worker:
     def _answer(self, requests: list[Request]) -> None:
         first = requests[0]
         sizes = [len(request.x) for request in requests]
-        x = torch.cat([request.x for request in requests])
+        x = first.x if len(requests) == 1 else torch.cat([request.x for request in requests])
         try:
             before = self.health(first.stream)
             answer, kept = self._predict(x, first)
