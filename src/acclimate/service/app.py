@@ -19,7 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .._version import __version__
 from . import control_routes, inference_routes, openapi, page_routes
-from .assembly import Service, client
+from .assembly import Service
+from .audit import client
 from .errors import Refusal
 from .metrics import CONTENT_TYPE
 from .settings import Settings
@@ -51,6 +52,7 @@ def create_app(service: Service) -> FastAPI:
         finally:
             status.cancel()
             await run_in_threadpool(service.worker.close)
+            await service.audit.close()
 
     app = FastAPI(
         title="acclimate",
@@ -62,8 +64,8 @@ def create_app(service: Service) -> FastAPI:
     )
 
     @app.exception_handler(Refusal)
-    async def refused(_: Request, refusal: Refusal) -> Response:
-        return _refused(refusal)
+    async def refused(request: Request, refusal: Refusal) -> Response:
+        return _refused(request.scope, refusal)
 
     @app.exception_handler(HTTPException)
     async def unknown(_: Request, error: HTTPException) -> Response:
@@ -82,7 +84,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 class _Observed:
-    """What every request goes through: the check of its origin, an answer whatever happens, metrics and the log."""
+    """What every request goes through: a check of its origin, the token for control, metrics, the log, an answer."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service = app, service
@@ -92,7 +94,9 @@ class _Observed:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, begun = time.perf_counter(), False
+        start, begun, request = time.perf_counter(), False, Request(scope)
+        if control := re.match("/control(/|$)", scope["path"]):
+            scope["audit"] = self.service.audit.open(request)
 
         async def observed(message: Message) -> None:
             nonlocal begun
@@ -100,14 +104,19 @@ class _Observed:
                 begun = True
                 message["headers"] = [*message.get("headers", ()), *_HEADERS]
                 self._note(scope, message["status"], time.perf_counter() - start)
+                if control:
+                    await self.service.audit.end(scope["audit"], message["status"], reads=request.method == "GET")
             await send(message)
 
         try:
-            check_origin(Request(scope), self.service.settings)
+            check_origin(request, self.service.settings)
+            if control:
+                self.service.control.check(request.headers.get("authorization"))
             await self.app(scope, receive, observed)
         except Refusal as refusal:
-            await _refused(refusal)(scope, receive, observed)
-        except Exception:
+            await _refused(scope, refusal)(scope, receive, observed)
+        except Exception as error:
+            scope.get("audit", {})["why"] = repr(error)[:200]
             _log.exception("%s %s failed", scope["method"], quote(scope["path"][:200]))
             if begun:
                 raise
@@ -155,5 +164,6 @@ def check_origin(request: Request, settings: Settings) -> None:
         raise Refusal(403, "requests from pages of other sites are refused")
 
 
-def _refused(refusal: Refusal) -> Response:
+def _refused(scope: Scope, refusal: Refusal) -> Response:
+    scope.get("audit", {})["why"] = refusal.why
     return JSONResponse({"error": refusal.why}, refusal.code, headers=refusal.headers)

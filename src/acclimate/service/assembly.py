@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastapi import Request
-
+from .audit import Audit
 from .bodies import Bodies
 from .control import Control
 from .errors import BadInputError
@@ -17,7 +16,7 @@ from .settings import Settings
 from .store import Store
 from .worker import Batch, Worker
 
-__all__ = ["Service", "assemble", "check_stream", "client"]
+__all__ = ["Service", "assemble", "check_stream"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,7 @@ class Service:
     worker: Worker
     store: Store
     control: Control
+    audit: Audit
     metrics: Metrics
     feed: Feed
     bodies: Bodies
@@ -47,7 +47,8 @@ def assemble(served: Served, settings: Settings, store: Store) -> Service:
     worker = Worker(served, settings, store, watch)
     bodies = Bodies(settings.most_bytes, settings.timeout, 8 * settings.most_bytes)
     decoder = Decoder(served.preprocess, served.channels, settings.most_pixels, settings.queue)
-    return Service(settings, served, worker, store, Control(worker, store, token), metrics, feed, bodies, decoder)
+    control, audit = Control(worker, store, token), Audit(store)
+    return Service(settings, served, worker, store, control, audit, metrics, feed, bodies, decoder)
 
 
 def check_stream(stream: object) -> str:
@@ -55,8 +56,3 @@ def check_stream(stream: object) -> str:
     if not isinstance(stream, str) or not stream.isprintable() or not 0 < len(stream) <= 128:
         raise BadInputError("the name of a stream has 1 to 128 printable characters")
     return stream
-
-
-def client(request: Request) -> str:
-    """Return the address of a client."""
-    return "" if request.client is None else f"{request.client.host}:{request.client.port}"

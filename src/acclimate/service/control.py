@@ -1,4 +1,4 @@
-"""Control calls: look, save, undo, freeze. They need the token, and each is in the audit log."""
+"""Control calls: look, save, undo, freeze. The application checks the token, and writes the audit log."""
 
 from __future__ import annotations
 
