@@ -91,7 +91,7 @@ def test_control(folder: Path) -> None:
 
         content = (service.store.snapshots / "first.safetensors").read_bytes()
         loaded = client.post("/control/load?stream=copy", content=content, headers=CONTROL)
-        assert loaded.json() == {"done": "load", "stream": "copy", "snapshot": "the upload"}
+        assert loaded.json() == {"done": "load", "stream": "copy", "restored": "upload"}
         assert same(first, state(service))
         post(client, "reset", stream="copy")
         assert service.worker.streams.keys() == ["default"]
@@ -134,7 +134,48 @@ def test_a_change_is_in_the_audit_log_before_it_is_made(folder: Path, monkeypatc
     assert (line["action"], line["stream"], line["code"]) == ("reset", key, None)
 
 
-@pytest.mark.parametrize("action", ["snapshot", "rollback", "reset", "freeze"])
+def test_arguments_that_a_call_does_not_have_are_refused(folder: Path) -> None:
+    service = started(folder, guard=True, source_images=200, batch_size=8)
+    with application(service) as client:
+        ask(service, X[:8])
+        post(client, "snapshot", snapshot="d1")
+        ask(service, X[8:16])
+        before = state(service)
+        for query, body, known in (
+            ("rollback?snapshot=d1", {}, "stream"),
+            ("rollback", {"name": "d1"}, "snapshot"),
+            ("reset?camera=north", {}, "stream"),
+            ("freeze?stream=default", {}, "all"),
+            ("freeze", {"stream": "default"}, "all"),
+            ("unfreeze", {"stream": "default"}, "all"),
+            ("load?snapshot=d1", {}, "stream"),
+        ):
+            refused = client.post(f"/control/{query}", json=body, headers=CONTROL)
+            assert (refused.status_code, known in refused.json()["error"]) == (400, True), query
+        for query in ("status?camera=north", "snapshots?stream=default"):
+            assert client.get(f"/control/{query}", headers=CONTROL).status_code == 400
+        assert same(before, state(service))
+        assert not service.worker.frozen
+
+
+def test_a_rollback_says_what_it_restores(folder: Path) -> None:
+    service = started(folder, guard=True, source_images=200, batch_size=32)
+    with application(service) as client:
+        for camera in ("north", "south"):
+            ask(service, X[:128], camera)
+        post(client, "snapshot", stream="north", snapshot="d1")
+        before = state(service)
+        assert "north" in post(client, "rollback", 409, stream="south", snapshot="d1")["error"]
+        assert same(before, state(service))
+        named = post(client, "rollback", stream="north", snapshot="d1")
+        assert (named["restored"], named["snapshot"]) == ("snapshot", "d1")
+        back = [post(client, "rollback", stream="south")["restored"] for _ in range(5)]
+        assert (back[0], back[-1]) == ("healthy", "source")
+        (service.store.snapshots / "d1.json").unlink()  # then it is nobody's
+        post(client, "rollback", stream="south", snapshot="d1")
+
+
+@pytest.mark.parametrize("action", ["snapshot", "rollback", "reset"])
 def test_an_action_is_for_the_camera_that_query_or_body_names(folder: Path, action: str) -> None:
     service = started(folder, guard=True, source_images=200, batch_size=8)
     headers = {"headers": CONTROL}

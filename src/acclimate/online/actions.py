@@ -98,11 +98,13 @@ class Actions:
         self.ring.forget()
         self.ring.back()
 
-    def back(self, unhealthy: Callable[[], bool] = lambda: False) -> None:
-        """Restore the newest snapshot that is healthy; at last the source."""
+    def back(self, unhealthy: Callable[[], bool] = lambda: False) -> bool:
+        """Restore the newest snapshot that is healthy; at last the source. Return whether it was a snapshot."""
         self.health.rollbacks += 1
-        while self.ring.back() and unhealthy():
-            pass
+        while found := self.ring.back():
+            if not unhealthy():
+                break
+        return found
 
     def calm(self, stretch: int = 1) -> None:
         """Halve the next pause after a healthy check that comes long after the last one."""

@@ -186,10 +186,11 @@ class Guard(nn.Module):
 
     @exclusive
     @torch.inference_mode(False)
-    def rollback(self) -> None:
-        """Restore the last healthy snapshot, and pause learning."""
-        self._actions.back()
+    def rollback(self) -> bool:
+        """Restore the last healthy snapshot, and pause learning; return whether there was one besides the source."""
+        found = self._actions.back()
         self._actions.start_pause()
+        return found
 
     @exclusive
     @torch.inference_mode(False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -13,7 +13,7 @@ from .errors import BadInputError, Refusal
 from .store import Store
 from .worker import Worker
 
-__all__ = ["ACTIONS", "Control"]
+__all__ = ["ACTIONS", "ARGUMENTS", "Control", "check_arguments"]
 
 
 class Control:
@@ -58,14 +58,22 @@ class Control:
     def rollback(self, stream: str, name: str | None = None) -> dict[str, Any]:
         """Restore a snapshot, or what the guard knows as healthy."""
         if name is not None:
-            return self._restore(stream, self.store.find_snapshot(name), name)
+            path, owner = self.store.find_snapshot(name)
+            if owner not in ("", stream):
+                raise Refusal(
+                    409,
+                    f"the snapshot {name} belongs to the stream {owner}, not {stream}: roll that one back, or send the "
+                    "file to /control/load",
+                )
+            self._restore(stream, path, name)
+            return {"restored": "snapshot", "snapshot": name}
         guard = self.worker.guard
         if guard is None:
             raise Refusal(409, "without a guard only a snapshot can be restored: give its name as snapshot")
         with self._known(stream):
-            guard.rollback()
+            healthy = guard.rollback()
         self._write()
-        return {}
+        return {"restored": "healthy" if healthy else "source"}
 
     def reset(self, stream: str) -> dict[str, Any]:
         """Forget what a camera has learned."""
@@ -83,9 +91,10 @@ class Control:
         with NamedTemporaryFile(dir=self.store.snapshots, suffix=".upload") as file:
             file.write(content)
             file.flush()
-            return self._restore(stream, Path(file.name), "the upload")
+            self._restore(stream, Path(file.name), "the upload")
+        return {"restored": "upload"}
 
-    def _restore(self, stream: str, path: Path, name: str) -> dict[str, Any]:
+    def _restore(self, stream: str, path: Path, name: str) -> None:
         streams = self.worker.streams
         known = streams.has(stream)
         try:
@@ -97,7 +106,6 @@ class Control:
                 streams.reset(stream)
             raise Refusal(409, str(error).replace(str(path), name)) from error
         self._write()
-        return {"snapshot": name}
 
     def _write(self) -> None:
         """Write the state, so that a kill does not undo a call."""
@@ -125,3 +133,26 @@ ACTIONS: dict[str, Callable[[Control, str, dict[str, Any]], dict[str, Any]]] = {
     "unfreeze": lambda control, *_: control.freeze(False),
 }
 """Control calls that change something, by name."""
+
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "status": ("stream",),
+    "streams": (),
+    "snapshots": (),
+    "snapshot": ("stream", "snapshot"),
+    "rollback": ("stream", "snapshot"),
+    "reset": ("stream",),
+    "freeze": (),
+    "unfreeze": (),
+    "load": ("stream",),
+}
+"""What the body of a control call may have; its query may have `stream`, if the body may."""
+
+
+def check_arguments(action: str, query: Iterable[str], body: Iterable[str] = ()) -> None:
+    """Raise a refusal for arguments that a control call does not have: to ignore one would do something else."""
+    known = ARGUMENTS[action]
+    for place, given, taken in (("query", query, [*{"stream"} & {*known}]), ("body", body, [*known])):
+        if unknown := [name for name in given if name not in taken]:
+            why = "it concerns all streams" if not known and unknown[0] == "stream" else "leave it out"
+            expected = " and ".join(taken) or "nothing"
+            raise BadInputError(f"{action} takes {expected} in the {place}, not {unknown[0][:40]!r}: {why}")

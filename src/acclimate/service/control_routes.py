@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 
 from . import openapi
 from .assembly import Service, check_stream
-from .control import ACTIONS
+from .control import ACTIONS, ARGUMENTS, check_arguments
 from .errors import BadInputError, Refusal
 from .protocol import read_json
 
@@ -26,35 +26,40 @@ def routes(service: Service) -> APIRouter:
     async def ask(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return await asyncio.wrap_future(service.worker.ask(call))
 
-    async def change(request: Request, action: str, stream: str, call: Callable[[], dict[str, Any]]) -> Response:
+    async def change(
+        request: Request, action: str, about: dict[str, str], call: Callable[[], dict[str, Any]]
+    ) -> Response:
         """Carry out a call that changes something, with a line in the audit log before; show everyone what was done."""
         entry: dict[str, Any] = request.scope["audit"]
-        entry["stream"] = stream
+        entry |= about
         await service.audit.begin(entry)
         try:
             done = await ask(call)
         except OSError as error:
             raise Refusal(507, f"nothing was changed: the folder cannot be written ({error.strerror})") from error
         entry |= done
-        service.feed.note_control(action, stream, entry["client"])
-        return JSONResponse({"done": action, "stream": stream, **done})
+        service.feed.note_control(action, about.get("stream", ""), entry["client"])
+        return JSONResponse({"done": action, **about, **done})
 
     @router.get("/control/status", **openapi.CONTROL)
     async def status(request: Request, stream: str = "default") -> Response:
+        check_arguments("status", request.query_params)
         request.scope["audit"]["stream"] = check_stream(stream)
         found = await ask(lambda: control.status(stream))
         return JSONResponse({**found, "server": service.feed.status(service.worker)})
 
     @router.get("/control/snapshots", **openapi.CONTROL)
-    async def snapshots() -> Response:
+    async def snapshots(request: Request) -> Response:
+        check_arguments("snapshots", request.query_params)
         return JSONResponse({"snapshots": await run_in_threadpool(store.list_snapshots)})
 
     @router.post("/control/load", **openapi.LOAD)
     async def load(request: Request, stream: str = "default") -> Response:
         """Restore a state that is uploaded."""
+        check_arguments("load", request.query_params)
         check_stream(stream)
         async with service.bodies.read(request) as body:
-            return await change(request, "load", stream, lambda: control.load(stream, body))
+            return await change(request, "load", {"stream": stream}, lambda: control.load(stream, body))
 
     @router.post("/control/{action}", **openapi.ACTION)
     async def act(request: Request, action: str, stream: str | None = None) -> Response:
@@ -63,8 +68,10 @@ def routes(service: Service) -> APIRouter:
             raise Refusal(404, f"there is no such action: expected {', '.join(ACTIONS)} or load")
         async with service.bodies.read(request) as body:
             content = read_json(body) if body else {}
+        check_arguments(action, request.query_params, content)
         camera = _camera(stream, content)
-        answer = await change(request, action, camera, lambda: ACTIONS[action](control, camera, content))
+        about = {"stream": camera} if "stream" in ARGUMENTS[action] else {}
+        answer = await change(request, action, about, lambda: ACTIONS[action](control, camera, content))
         if action == "rollback":
             service.metrics.rollbacks.inc()
         return answer

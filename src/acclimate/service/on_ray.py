@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message
 
 from .app import create_app
 from .assembly import assemble
+from .control import ARGUMENTS
 from .errors import Refusal
 from .logs import start_logging
 from .model import build
@@ -65,12 +66,10 @@ class Replica:
         """Answer a request with the state of its camera."""
         named = serve.get_multiplexed_model_id() or request.query_params.get("stream")
         await self.camera(named or "default")
-        query = urlencode(
-            [
-                *((n, v) for n, v in request.query_params.multi_items() if n != "stream"),
-                *([] if named is None else [("stream", named)]),  # otherwise a body may name it
-            ]
-        )
+        query = request.url.query
+        if named is not None and _takes_stream(request):  # otherwise a body may name it
+            others = [(name, value) for name, value in request.query_params.multi_items() if name != "stream"]
+            query = urlencode([*others, ("stream", named)])
         response = await call(self.app, request, query)
         response.headers[REPLICA] = str(os.getpid())
         return response
@@ -90,6 +89,10 @@ class Replica:
     def __del__(self) -> None:
         if hasattr(self, "service"):
             self.service.worker.close()
+
+
+def _takes_stream(request: Request) -> bool:
+    return "stream" in ARGUMENTS.get(request.url.path.removeprefix("/control/"), ("stream",))
 
 
 async def call(app: ASGIApp, request: Request, query: str) -> Response:

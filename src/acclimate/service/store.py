@@ -101,9 +101,7 @@ class Store:
         """Return names, cameras, times and sizes, the oldest first."""
         found = []
         for path in self.snapshots.glob("*.safetensors"):
-            about: Mapping[str, Any] = {}
-            with suppress(OSError, ValueError):
-                about = json.loads(path.with_suffix(".json").read_text())
+            about = _about(path)
             found.append(
                 {
                     "name": path.stem,
@@ -114,17 +112,25 @@ class Store:
             )
         return sorted(found, key=lambda each: (str(each["time"]), each["name"]))
 
-    def find_snapshot(self, name: str) -> Path:
-        """Return the file of a snapshot."""
+    def find_snapshot(self, name: str) -> tuple[Path, str]:
+        """Return the file of a snapshot, and the camera that it was taken of; an empty name if that is not known."""
         path = self._path(name)
         if not path.is_file():
             raise Refusal(404, f"there is no snapshot {name}: GET /control/snapshots lists them")
-        return path
+        return path, str(_about(path).get("stream", ""))
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
             raise Refusal(400, "the name of a snapshot has letters, digits, dots, dashes and underscores, at most 64")
         return self.snapshots / f"{name}.safetensors"
+
+
+def _about(snapshot: Path) -> Mapping[str, Any]:
+    """Return what was noted about a snapshot; nothing if that file is lost."""
+    with suppress(OSError, ValueError):
+        content = json.loads(snapshot.with_suffix(".json").read_text())
+        return content if isinstance(content, dict) else {}
+    return {}
 
 
 def _check_name(path: Path) -> None:
