@@ -158,6 +158,20 @@ def test_arguments_that_a_call_does_not_have_are_refused(folder: Path) -> None:
         assert not service.worker.frozen
 
 
+def test_a_state_may_be_larger_than_other_requests(folder: Path) -> None:
+    service = started(folder, body=1, load_body=2, batch_size=256)
+    headers, content = CONTROL, b"x" * 1_500_000
+    with application(service) as client:
+        ask(service, X[:255])  # these wait, and are part of the state
+        post(client, "snapshot", snapshot="large")
+        own = (service.store.snapshots / "large.safetensors").read_bytes()
+        assert len(own) > 1_000_000
+        assert client.post("/control/load?stream=copy", content=own, headers=headers).status_code == 200
+        assert client.post("/control/load", content=2 * content, headers=headers).status_code == 413
+        assert client.post("/control/reset", content=content, headers=headers).status_code == 413
+        assert client.post("/control/load", content=content).status_code == 401
+
+
 def test_a_rollback_says_what_it_restores(folder: Path) -> None:
     service = started(folder, guard=True, source_images=200, batch_size=32)
     with application(service) as client:

@@ -32,6 +32,8 @@ class Service:
     metrics: Metrics
     feed: Feed
     bodies: Bodies
+    states: Bodies
+    """Uploaded states, which are larger, and come from those who have the token."""
     decoder: Decoder
 
 
@@ -46,9 +48,10 @@ def assemble(served: Served, settings: Settings, store: Store) -> Service:
 
     worker = Worker(served, settings, store, watch)
     bodies = Bodies(settings.most_bytes, settings.timeout, 8 * settings.most_bytes)
+    states = Bodies(settings.most_state_bytes, 10 * settings.timeout, settings.most_state_bytes)
     decoder = Decoder(served.preprocess, served.channels, settings.most_pixels, settings.queue)
     control, audit = Control(worker, store, token), Audit(store)
-    return Service(settings, served, worker, store, control, audit, metrics, feed, bodies, decoder)
+    return Service(settings, served, worker, store, control, audit, metrics, feed, bodies, states, decoder)
 
 
 def check_stream(stream: object) -> str:

@@ -58,7 +58,7 @@ def routes(service: Service) -> APIRouter:
         """Restore a state that is uploaded."""
         check_arguments("load", request.query_params)
         check_stream(stream)
-        async with service.bodies.read(request) as body:
+        async with service.states.read(request) as body:
             return await change(request, "load", {"stream": stream}, lambda: control.load(stream, body))
 
     @router.post("/control/{action}", **openapi.ACTION)

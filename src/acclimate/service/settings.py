@@ -73,6 +73,7 @@ class Settings:
     queue: int = option(256, "Images that may wait. Further ones are answered with 503.", least=1)
     connections: int = option(256, "Connections at a time.", least=1)
     body: int = option(16, "Megabytes of a request at most.", least=1)
+    load_body: int = option(1000, "Megabytes of a state that is sent to /control/load at most.", least=1)
     pixels: int = option(25, "Megapixels of an image at most.", least=1)
     timeout: int = option(30, "Seconds for which a slow client is waited for.", least=1)
     log: str = option(
@@ -127,6 +128,11 @@ class Settings:
     def most_bytes(self) -> int:
         """The largest body of a request."""
         return self.body * _MEGA
+
+    @property
+    def most_state_bytes(self) -> int:
+        """The largest state that is loaded."""
+        return self.load_body * _MEGA
 
     @property
     def most_pixels(self) -> int:
