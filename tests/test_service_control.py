@@ -158,6 +158,22 @@ def test_arguments_that_a_call_does_not_have_are_refused(folder: Path) -> None:
         assert not service.worker.frozen
 
 
+def test_streams_are_listed(folder: Path) -> None:
+    service = started(folder, cameras=1)
+    with application(service) as client:
+        assert client.get("/control/streams").status_code == 401
+        none = client.get("/control/streams", headers=CONTROL).json()
+        assert none == {"streams": [], "current": None}
+        assert client.get("/control/status", headers=CONTROL).status_code == 200
+        for camera in ("south", "north"):
+            ask(service, X[:1], camera)
+        assert client.get("/control/streams", headers=CONTROL).json()["streams"] == ["north", "south"]
+        assert client.get("/control/streams", headers=CONTROL).json()["current"] == "north"
+        assert client.get("/control/status?stream=south", headers=CONTROL).json()["stream"] == "south"
+        for stream in ("east", "default"):
+            assert client.get(f"/control/status?stream={stream}", headers=CONTROL).status_code == 404
+
+
 def test_a_state_may_be_larger_than_other_requests(folder: Path) -> None:
     service = started(folder, body=1, load_body=2, batch_size=256)
     headers, content = CONTROL, b"x" * 1_500_000

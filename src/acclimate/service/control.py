@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -35,9 +36,12 @@ class Control:
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token.encode()):
             raise Refusal(401, "control needs the header Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
 
-    def status(self, stream: str) -> dict[str, Any]:
-        """Return how the model of a camera is."""
+    def status(self, stream: str | None) -> dict[str, Any]:
+        """Return how the model of a camera is; without a name that of `default`, also before its first image."""
         worker = self.worker
+        if stream is not None:
+            self._check_known(stream)
+        stream = stream or "default"
         health = worker.health(stream)
         return {
             "stream": stream,
@@ -49,6 +53,10 @@ class Control:
             "waiting": worker.learner.waiting if worker.streams.current == stream else None,
             "health": None if health is None else {**health.as_dict(), "history": None},
         }
+
+    def streams(self) -> dict[str, Any]:
+        """Return the names of all cameras, and the one whose state is in the network."""
+        return {"streams": sorted(self.worker.streams.keys()), "current": self.worker.streams.current}
 
     def snapshot(self, stream: str, name: str | None = None) -> dict[str, Any]:
         """Write the state of a camera as a snapshot."""
@@ -112,10 +120,13 @@ class Control:
         if not self.worker.save():
             raise Refusal(507, "done, but not written: a restart would undo it. Free some space, and repeat the call")
 
-    def _known(self, stream: str) -> Any:
-        if not self.worker.streams.has(stream):
-            raise Refusal(404, f"there is no stream {stream} yet")
+    def _known(self, stream: str) -> AbstractContextManager[None]:
+        self._check_known(stream)
         return self.worker.streams.using(stream)
+
+    def _check_known(self, stream: str) -> None:
+        if not self.worker.streams.has(stream):
+            raise Refusal(404, f"there is no stream {stream} yet: GET /control/streams lists them")
 
 
 def _named(content: dict[str, Any]) -> str | None:

@@ -42,11 +42,17 @@ def routes(service: Service) -> APIRouter:
         return JSONResponse({"done": action, **about, **done})
 
     @router.get("/control/status", **openapi.CONTROL)
-    async def status(request: Request, stream: str = "default") -> Response:
+    async def status(request: Request, stream: str | None = None) -> Response:
         check_arguments("status", request.query_params)
-        request.scope["audit"]["stream"] = check_stream(stream)
+        if stream is not None:
+            request.scope["audit"]["stream"] = check_stream(stream)
         found = await ask(lambda: control.status(stream))
         return JSONResponse({**found, "server": service.feed.status(service.worker)})
+
+    @router.get("/control/streams", **openapi.CONTROL)
+    async def streams(request: Request) -> Response:
+        check_arguments("streams", request.query_params)
+        return JSONResponse(await ask(control.streams))
 
     @router.get("/control/snapshots", **openapi.CONTROL)
     async def snapshots(request: Request) -> Response:
