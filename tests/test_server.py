@@ -193,6 +193,13 @@ def test_the_log_is_json(server: Server) -> None:
     assert "secret" not in server.log.read_text()
 
 
+def test_a_client_cannot_forge_its_address(server: Server) -> None:
+    server.client.post("/control/nothing", headers={**CONTROL, "X-Forwarded-For": "6.6.6.6"})
+    lines = (server.log.parent / "state" / "audit.jsonl").read_text().splitlines()
+    (line,) = [line for line in map(json.loads, lines) if line["action"] == "nothing"]
+    assert line["client"].startswith("127.0.0.1:")
+
+
 # Errors at the start --------------------------------------------------------------------------------------------------
 
 

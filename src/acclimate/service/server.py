@@ -67,6 +67,7 @@ def _configuration(app: Any, settings: Settings) -> uvicorn.Config:
         ws="none",
         log_config=None,
         access_log=False,
+        proxy_headers=False,  # anyone could write them, and the audit log has the client's address
         server_header=False,
         limit_concurrency=settings.connections + 1,  # the one that asks is counted
         timeout_keep_alive=min(30, settings.timeout),
