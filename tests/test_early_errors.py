@@ -204,6 +204,9 @@ def test_a_preset_of_another_network_is_pointed_out(
     [
         ({"guard": "no"}, "guard='no'"),
         ({"cameras": True}, "cameras=True"),
+        ({"allow_host": "tta.example.org"}, "allow_host='tta.example.org'"),
+        ({"allow_host": ["a.org", "https://b.org"]}, "https://b.org"),
+        ({"allow_host": [["a.org"]]}, "allow_host"),
         ({"overrides": {"eata": {"lr": 1}}}, "eata has settings"),
         ({"overrides": {"nosuch": {"a": 1}}}, "no method 'nosuch'"),
         ({"overrides": {"eata-c": {"foo": 1}}}, "no argument 'foo'"),

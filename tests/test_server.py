@@ -233,6 +233,7 @@ def test_errors_at_the_start(server: Server, tmp_path: Path, monkeypatch: pytest
     assert str(server.process.pid) in used
     assert "--state" in used
     assert "--out" not in used
+    assert "b.org:1" in fails("--allow-host", "a.org", "--allow-host", "b.org:1")
     assert "queue" in fails("--queue", "8", "--batch-size", "64")
     monkeypatch.setenv("ACCLIMATE_TOKEN", "short")
     assert "16" in fails("--state", state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -195,6 +196,25 @@ def test_other_hosts_and_sites_are_refused(client: TestClient, host: str) -> Non
         refused(client.post(f"{MODEL}/infer", json=tensor(DIGITS), headers={"Origin": origin}), 403)
     own = {"Origin": "http://127.0.0.1"}
     assert client.post(f"{MODEL}/infer?adapt=false", json=tensor(DIGITS), headers=own).status_code == 200
+
+
+def test_names_of_a_proxy_are_allowed(tmp_path: Path) -> None:
+    infer = {"json": tensor(DIGITS)}
+    for own in ("127.0.0.1", "0.0.0.0"):
+        service = assembled(tmp_path / own, allow_host=["TTA.example.org"], host=own)
+        with application(service) as client:
+            for host, origin, code in (
+                ("tta.example.org", "https://tta.example.org", 200),
+                ("tta.example.org:8443", "https://tta.example.org:8443", 200),
+                ("127.0.0.1:8000", "https://tta.example.org", 200),  # a proxy that sends a name of its own
+                ("127.0.0.1", "http://127.0.0.1", 200),
+                ("other.example.org", "https://tta.example.org", 403),
+                ("tta.example.org", "https://evil.example", 403),
+                ("tta.example.org", "http://127.0.0.1:3000", 403),
+                ("tta.example.org.evil.example", "https://tta.example.org", 403),
+            ):
+                found = client.post(f"{MODEL}/infer?adapt=false", headers={"Host": host, "Origin": origin}, **infer)
+                assert found.status_code == code, (own, host, origin)
 
 
 # Pictures -------------------------------------------------------------------------------------------------------------

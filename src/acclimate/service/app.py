@@ -156,12 +156,14 @@ def _health_routes(service: Service) -> APIRouter:
 
 def check_origin(request: Request, settings: Settings) -> None:
     """Refuse what another site's page sends, and host names that were rebound to this machine."""
-    host = request.headers.get("host", "")
-    if settings.loopback and not _LOCAL.fullmatch(host):
-        raise Refusal(403, "this server is for its own machine: use 127.0.0.1, or start it with --host")
-    origin = request.headers.get("origin")
-    if request.method == "POST" and origin is not None and origin.partition("://")[2] != host:
-        raise Refusal(403, "requests from pages of other sites are refused")
+    host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    if settings.checks_host and not _LOCAL.fullmatch(host) and not settings.allows(host):
+        raise Refusal(
+            403, "the server does not have this name: use 127.0.0.1, or start it with --allow-host NAME"
+        )
+    site = (origin or "").partition("://")[2]
+    if request.method == "POST" and origin is not None and site != host and not settings.allows(site):
+        raise Refusal(403, "requests from pages of other sites are refused: --allow-host NAME allows one")
 
 
 def _refused(scope: Scope, refusal: Refusal) -> Response:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ __all__ = ["TOKEN", "Settings", "SettingsError"]
 TOKEN = "ACCLIMATE_TOKEN"  # noqa: S105
 """The environment variable that has the token for control."""
 _MEGA = 1_000_000
+_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
 _RESERVED = {
     "source": "--source names the clean images",
     "engine": "--engine says how passes run",
@@ -64,6 +66,9 @@ class Settings:
     labels: str | None = option(None, "Names of the classes: a text file with one per line, or a JSON list.")
     name: str | None = option(None, "The model's name in addresses.", usual="that of the network")
     host: str = option("127.0.0.1", "Address to listen on. 0.0.0.0 lets other machines in.")
+    allow_host: Sequence[str] = option(
+        (), "A host name under which a proxy reaches the server, in addition to 127.0.0.1; repeat for more."
+    )
     port: int = option(8000, "Port to listen on; 0 takes a free one.", least=0, most=65535)
     state: str = option("acclimate-serve", "Folder for states, snapshots and the audit log.")
     save_every: int = option(60, "Seconds between two writes of the state.", least=1)
@@ -95,6 +100,11 @@ class Settings:
             raise SettingsError(f"{others[0]} has settings, and the method is {self.method}: leave them out")
         if self.demo and self.model not in DEMO_NETWORKS.values():
             raise SettingsError(f"--demo sends digits, and {self.model} is for other images: leave it out")
+        named = isinstance(self.allow_host, (list, tuple)) and all(isinstance(name, str) for name in self.allow_host)
+        for name in self.allow_host if named else [self.allow_host]:
+            if not named or not _HOST.fullmatch(str(name)):
+                expected = "expected host names without scheme and port, such as tta.example.org"
+                raise SettingsError(f"allow_host={name!r}: {expected}")
         if self.queue < self.batch_size:
             raise SettingsError(f"queue={self.queue} is smaller than batch_size={self.batch_size}: no batch would fill")
 
@@ -139,7 +149,11 @@ class Settings:
         """The largest image."""
         return self.pixels * _MEGA
 
+    def allows(self, host: str) -> bool:
+        """Return whether `allow_host` has a name, which may have a port."""
+        return re.sub(":[0-9]+$", "", host).lower() in map(str.lower, self.allow_host)
+
     @property
-    def loopback(self) -> bool:
-        """Whether only this machine can connect."""
-        return self.host in ("127.0.0.1", "localhost", "::1")
+    def checks_host(self) -> bool:
+        """Whether the server is reached under known names only."""
+        return self.host in ("127.0.0.1", "localhost", "::1") or bool(self.allow_host)
