@@ -158,9 +158,7 @@ def check_origin(request: Request, settings: Settings) -> None:
     """Refuse what another site's page sends, and host names that were rebound to this machine."""
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
     if settings.checks_host and not _LOCAL.fullmatch(host) and not settings.allows(host):
-        raise Refusal(
-            403, "the server does not have this name: use 127.0.0.1, or start it with --allow-host NAME"
-        )
+        raise Refusal(403, "the server does not have this name: use 127.0.0.1, or start it with --allow-host NAME")
     site = (origin or "").partition("://")[2]
     if request.method == "POST" and origin is not None and site != host and not settings.allows(site):
         raise Refusal(403, "requests from pages of other sites are refused: --allow-host NAME allows one")

@@ -95,10 +95,19 @@ class Batch:
     answer: Answer
     seconds: list[float]
     """From the arrival of each image to its answer."""
-    kept: list[bool]
-    """Of the images whose learning is decided now, also of those that have waited: which were learned from."""
+    adapt: bool
+    """Whether the images were to be learned from."""
+    late: list[bool]
+    """Of the images that had to wait and are decided now, in the order of arrival: which were learned from."""
+    waiting: int
+    """How many images of the camera wait after this batch."""
     before: Health | None
     after: Health | None
+
+    @property
+    def kept(self) -> list[bool]:
+        """Of the images to be learned from that are decided now: which were learned from."""
+        return [*(each for each in self.answer.learned if self.adapt and each is not None), *self.late]
 
 
 class Worker:
@@ -255,7 +264,7 @@ class Worker:
         x = first.x if len(requests) == 1 else torch.cat([request.x for request in requests])
         try:
             before = self.health(first.stream)
-            answer, kept = self._predict(x, first)
+            answer, late = self._predict(x, first)
             after = self.health(first.stream)
         except Exception as error:
             _log.exception("a batch of %d images could not be predicted", sum(sizes))
@@ -269,15 +278,19 @@ class Worker:
         self.known = len(self.streams)
         seconds = [done - request.arrived for request, size in zip(requests, sizes, strict=True) for _ in range(size)]
         try:
-            self.watch(Batch(first.stream, x, answer, seconds, kept, before, after))
+            waiting = self.learner.waiting
+            self.watch(Batch(first.stream, x, answer, seconds, first.adapt, late, waiting, before, after))
         except Exception:
             _log.exception("a batch could not be shown")
 
     def _predict(self, x: Tensor, like: Request) -> tuple[Answer, list[bool]]:
-        """Predict images in batches, and learn from them unless the request or the server is frozen."""
+        """Predict images in batches, and learn from them unless the request or the server is frozen.
+
+        Return the answer, and which of the images that had waited were learned from.
+        """
         logits: list[Tensor] = []
         learned: list[bool | None] = []
-        decided: list[bool] = []
+        late: list[bool] = []
         adapt = like.adapt and not self.frozen
         images = x.to(self.served.adapter.device)
         for part in torch.split(images, self.settings.batch_size):
@@ -285,18 +298,17 @@ class Worker:
                 logits.append(self.streams(like.stream, part))
                 kept, filled = self.learner.kept, self.learner.batch_kept
                 learned += [None] * len(part) if kept is None else kept.tolist()
-                decided += [] if filled is None else filled.tolist()
+                late += filled.tolist() if kept is None and filled is not None else []
             else:
                 logits.append(self.streams.predict_only(like.stream, part))
                 learned += [False] * len(part)
-                decided += [False] * len(part)
         z = torch.cat(logits).float()
         p = z.softmax(1)
         apart = None
         if like.compare:
             source = torch.cat([self.served.adapter.predict_source(part) for part in torch.split(images, 256)])
             apart = (p - source.float().softmax(1)).abs().sum(1).cpu() / 2
-        return Answer(p.cpu(), z.cpu(), entropy(z).cpu(), learned, apart), decided
+        return Answer(p.cpu(), z.cpu(), entropy(z).cpu(), learned, apart), late
 
     # State ------------------------------------------------------------------------------------------------------------
 
