@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -249,6 +250,60 @@ def test_images_that_are_only_predicted_do_not_count_as_rejected(folder: Path) -
     service.worker.frozen = True
     ask(service, X[:8])
     assert service.feed.status(service.worker)["kept_share"] == 0
+
+
+def predictions(service: Service) -> list[dict[int, bool | None]]:
+    """Publish to a list: of each event, whether an image was learned from, by id."""
+    sent: list[dict[int, bool | None]] = []
+
+    def publish(event: str, content: Any) -> None:
+        if event == "predictions":
+            assert all(each["thumbnail"] for each in content)
+            sent.append({each["id"]: each["learned"] for each in content})
+
+    service.feed.publish = publish  # type: ignore[method-assign]
+    return sent
+
+
+def test_the_page_learns_what_became_of_images_that_waited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "_SHOWN", 1000)
+    service = started(folder, method="eata", source_images=128, batch_size=4, overrides={"eata": {"margin": 0.3}})
+    service.feed._budget = 1000.0
+    sent, noise = predictions(service), torch.rand(3, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    ask(service, torch.cat([X[:1], noise[:1]]), "north")
+    ask(service, X[:3], "south")
+    ask(service, X[:1], "north", adapt=False)
+    assert sent == [{0: None, 1: None}, {2: None, 3: None, 4: None}, {5: False}]
+    ask(service, torch.cat([noise[1:], X[1:2]]), "north")  # four of the five are a batch
+    kept = service.served.adapter.last.kept
+    assert sent[3] == {**dict(zip((0, 1, 6, 7), kept.tolist(), strict=True)), 8: None}
+    assert 0 < int(kept.sum()) < 4
+    ask(service, X[4:11], "south")
+    assert sent[4].keys() == {*range(2, 5), *range(9, 16)}
+    waiting = [number for number, learned in sent[4].items() if learned is None]
+    assert waiting == [14, 15]
+    assert {each["id"]: each["learned"] for each in service.feed._predictions} == {
+        number: learned for event in sent for number, learned in event.items()
+    }
+
+
+def test_images_of_a_restored_state_are_not_mistaken_for_others(folder: Path) -> None:
+    service = started(folder, batch_size=4)
+    sent = predictions(service)
+    with application(service) as client:
+        ask(service, X[:1])
+        client.post("/control/snapshot", json={"snapshot": "one"}, headers=CONTROL)
+        ask(service, X[:4])
+        client.post("/control/rollback", json={"snapshot": "one"}, headers=CONTROL)
+        ask(service, X[:3])
+    assert sent[-1] == {5: True, 6: True, 7: True}  # nobody knows what the image of the snapshot was called
+    before = started(folder / "a", batch_size=4)
+    ask(before, X[:2])
+    before.worker.close()
+    after = started(folder / "a", batch_size=4)
+    sent = predictions(after)
+    ask(after, X[:3])
+    assert sent == [{0: True, 1: True, 2: None}]
 
 
 def test_viewers_are_limited_and_stalled_ones_cost_little(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .._version import __version__
+from .collected import Collected
 from .errors import Refusal
 from .model import Served
 from .settings import Settings
@@ -25,6 +26,7 @@ from .worker import Batch, Worker
 __all__ = ["Feed"]
 
 _SHOWN = 10  # predictions a second
+_REMEMBERED = 48  # predictions, as many as the page shows
 _VIEWERS = 32
 _BINS = 20
 _THUMBNAIL = 128  # pixels
@@ -41,7 +43,8 @@ class Feed:
         self._lock = Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._viewers: set[asyncio.Queue[str]] = set()
-        self._predictions: deque[dict[str, Any]] = deque(maxlen=48)
+        self._predictions: deque[dict[str, Any]] = deque(maxlen=_REMEMBERED)
+        self._collected = Collected(_REMEMBERED)
         self._status: deque[dict[str, Any]] = deque(maxlen=300)
         self._alarms: deque[dict[str, Any]] = deque(maxlen=200)
         self._control: deque[dict[str, Any]] = deque(maxlen=200)
@@ -66,9 +69,11 @@ class Feed:
             if batch.kept:
                 self._latest["kept_share"] = sum(batch.kept) / len(batch.kept)
         shown = [self._prediction(batch, place, first + place, now) for place in range(self._allowed(len(batch.x)))]
-        if shown:
-            self._keep(self._predictions, *shown)
-            self.publish("predictions", shown)
+        with self._lock:
+            decided = [each for each in self._collected.add(batch, shown) if each["id"] < first]
+            self._predictions.extend(shown)
+        if decided or shown:
+            self.publish("predictions", [*decided, *shown])
         if batch.after is not None:
             self._show_health(batch, now)
 
@@ -118,7 +123,10 @@ class Feed:
     def note_control(self, action: str, stream: str, by: str) -> None:
         """Add a control call that succeeded."""
         about = {"time": time.time(), "stream": stream, "action": action, "by": by}
-        self._keep(self._control, about)
+        with self._lock:
+            if action in ("load", "reset", "rollback"):  # other images wait now
+                self._collected.forget(stream)
+            self._control.append(about)
         self.publish("control", about)
 
     def _keep(self, kept: deque[dict[str, Any]], *entries: dict[str, Any]) -> None:
