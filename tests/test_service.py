@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
+from dataclasses import fields
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ from serving import (
 )
 
 from acclimate import Tent
+from acclimate.online.policy import Signals
 from acclimate.service import feed as feed_module
 from acclimate.service.assembly import Service
 from acclimate.service.errors import Refusal
@@ -304,6 +308,14 @@ def test_images_of_a_restored_state_are_not_mistaken_for_others(folder: Path) ->
     sent = predictions(after)
     ask(after, X[:3])
     assert sent == [{0: True, 1: True, 2: None}]
+
+
+def test_the_page_has_words_for_every_signal() -> None:
+    words = files("acclimate.service").joinpath("page", "words.js").read_text()
+    table = re.search(r"const SIGNALS = \{(.*?)\n\};", words, re.DOTALL)
+    assert table is not None
+    known = {*re.findall(r"^  (\w+): ", table[1], re.MULTILINE)}
+    assert {each.name for each in fields(Signals)} - {"batch"} <= known
 
 
 def test_viewers_are_limited_and_stalled_ones_cost_little(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

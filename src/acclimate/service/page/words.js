@@ -92,6 +92,8 @@ const SIGNALS = {
   evidence: "The probe test finds that the network forgets what it knew",
   probe: "The network forgets what it knew",
   collapse: "The predictions collapse onto few classes",
+  repeated: "The camera sends the same image again and again",
+  novelty: "The images are unlike the held-out ones",
   skew: "The stream shows few classes at a time",
   content: "The source network sees little in the images",
   disagreement: "Adapted and source network disagree",
