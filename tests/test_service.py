@@ -36,6 +36,7 @@ from serving import (
 from acclimate import Tent
 from acclimate.online.policy import Signals
 from acclimate.service import feed as feed_module
+from acclimate.service import model
 from acclimate.service.assembly import Service
 from acclimate.service.errors import Refusal
 from acclimate.service.worker import Request
@@ -97,6 +98,23 @@ def test_without_adapting_nothing_changes(folder: Path) -> None:
     assert same(before, state(service))
     ask(service, X[:1])
     assert not same(before, state(service))
+
+
+@pytest.mark.parametrize(("given", "learned_from", "held_out"), [(100, 100, 0), (128, 96, 32)])
+def test_few_source_images_all_go_to_the_method(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    given: int,
+    learned_from: int,
+    held_out: int,
+) -> None:
+    used, build = list[int](), model._adapter
+    monkeypatch.setattr(model, "_adapter", lambda *how: used.append(len(how[2])) or build(*how))
+    guard = started(folder, method="eata", guard=True, source_images=given).worker.guard
+    assert guard is not None
+    assert (used, 0 if guard.probe is None else len(guard.probe.images)) == ([learned_from], held_out)
+    assert ["128" in record.getMessage() for record in caplog.records] == [True] * (not held_out)
 
 
 # Batches --------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +28,9 @@ from .settings import Settings, SettingsError
 
 __all__ = ["Served", "build"]
 
-_PROBE = 512
-"""Source images that are held out for the guard, at most; a quarter of them if there are few."""
+_PROBE, _FEWEST, _SHARE = 512, 32, 4
+"""Source images that are held out for the guard: at most and at least, and one in so many."""
+_log = logging.getLogger("acclimate.service")
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,22 @@ def build(settings: Settings) -> Served:
     images = _source_images(settings, preprocess, channels)
     size = (preprocess.crop, preprocess.crop) if preprocess.crop else None
     outputs = _outputs(loaded, channels, size, settings.device)
+    guarded = settings.guard and settings.method != "source"
+    held_out = _held_out(len(images)) if guarded else 0
     adapter: Adapter | Guard
-    held_out = images[: min(_PROBE, len(images) // 4)]
-    adapter = _adapter(settings, loaded, images[len(held_out) if settings.guard else 0 :])
-    if settings.guard and settings.method != "source":
-        adapter = Guard(adapter, probe=held_out if len(held_out) >= 32 else None, **settings.overrides.get("guard", {}))
+    adapter = _adapter(settings, loaded, images[held_out:])
+    if guarded:
+        adapter = Guard(adapter, probe=images[:held_out] if held_out else None, **settings.overrides.get("guard", {}))
     name = settings.name or loaded.name.replace(":", "-").replace("/", "-")
     return Served(name, loaded.name, adapter, channels, size, preprocess, _labels(settings.labels, loaded, outputs))
+
+
+def _held_out(count: int) -> int:
+    """Return how many of the source images are the guard's; none, with a warning, if they are too few."""
+    enough = _SHARE * _FEWEST
+    if 0 < count < enough:
+        _log.warning("%d source images are too few to hold some out: give the guard %d or more", count, enough)
+    return min(_PROBE, count // _SHARE) if count >= enough else 0
 
 
 def _preprocess(loaded: Loaded) -> Preprocess:
