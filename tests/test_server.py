@@ -240,6 +240,32 @@ def test_errors_at_the_start(server: Server, tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("quiet")
+def test_errors_name_the_file(tmp_path: Path) -> None:
+    state = ["--state", str(tmp_path / "state"), "--method", "tent", "--no-guard"]
+    (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
+    for name in ("labels.json", "plain", "bad.toml", "bad.json"):
+        (tmp_path / name).write_text("[1, ")
+    for option, name in (
+        ("--labels", "labels.json"),
+        ("--labels", "latin.txt"),
+        ("--labels", "none.txt"),
+        ("--config", "bad.toml"),
+        ("--config", "bad.json"),
+        ("--token-file", "."),
+        ("--token-file", "none"),
+        ("--state", "plain"),
+    ):
+        said = fails(*state, option, str(tmp_path / name))
+        assert str(tmp_path / name) in said, said
+    assert "folder" in fails(*state, "--token-file", str(tmp_path))
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "broken.png").write_text("no image")
+    said = fails(*state, "--source", str(tmp_path / "source"))
+    assert "broken.png" in said
+    assert "--skip-broken" not in said
+
+
+@pytest.mark.usefixtures("quiet")
 def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
     service = assembled(tmp_path)
     service.worker.ask(lambda: service.worker.streams("default", torch.zeros(3, 1, 32, 32))).result()

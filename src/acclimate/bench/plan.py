@@ -260,13 +260,18 @@ def combine(config: Mapping[str, Any], options: Mapping[str, Any]) -> Plan:
 
 def read_config(file: Path) -> dict[str, Any]:
     """Read fields of a plan from a JSON or TOML file."""
-    if file.suffix == ".toml":
-        try:
+    try:
+        text = file.read_text("utf-8")
+        if file.suffix == ".toml":
             import tomllib
-        except ImportError as error:
-            raise PlanError("TOML needs Python 3.11: write the plan as JSON") from error
-        return tomllib.loads(file.read_text())
-    content = json.loads(file.read_text())
+
+            return tomllib.loads(text)
+        content = json.loads(text)
+    except ImportError as error:
+        raise PlanError(f"{file}: TOML needs Python 3.11: write it as JSON") from error
+    except ValueError as error:
+        kind = "TOML" if file.suffix == ".toml" else "JSON; TOML is read from files that end with .toml"
+        raise PlanError(f"{file} cannot be read ({error}): expected {kind}") from error
     if not isinstance(content, dict):
         raise PlanError(f"{file} has no plan: expected an object with methods, model, data, …")
     return content

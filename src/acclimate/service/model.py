@@ -21,7 +21,7 @@ from ..core.adapter import Adapter
 from ..data import SUITES, open_suite
 from ..data.folders import SUFFIXES, Preprocess, read_image
 from ..data.textures import grey
-from ..data.types import ImageSet
+from ..data.types import BrokenImageError, ImageSet
 from ..methods import METHODS
 from ..online.guard import Guard
 from .settings import Settings, SettingsError
@@ -133,7 +133,11 @@ def _source_images(settings: Settings, preprocess: Preprocess, channels: int) ->
     else:
         found = _Files(name, preprocess)
     order = torch.randperm(len(found), generator=torch.Generator().manual_seed(0))[: settings.source_images]
-    picked = [as_input(found[index][0], channels) for index in order.tolist()]
+    try:
+        picked = [as_input(found[index][0], channels) for index in order.tolist()]
+    except BrokenImageError as error:
+        why = f"--source {name}: {error.path} cannot be read ({error.reason}). Fetch it again, or remove it"
+        raise SettingsError(why) from error
     if len({x.shape for x in picked}) > 1:
         raise SettingsError(f"the images of {name} differ in size, and {settings.model} resizes none: resize them")
     return torch.stack(picked).to(settings.device)
@@ -174,9 +178,13 @@ def _labels(file: str | None, loaded: Loaded, outputs: int) -> tuple[str, ...]:
         return tuple(map(str, range(outputs)))
     path = Path(file)
     if not path.is_file():
-        raise SettingsError(f"there is no file of labels {path}")
-    text = path.read_text()
-    names = json.loads(text) if path.suffix == ".json" else [line for line in text.splitlines() if line.strip()]
+        raise SettingsError(f"--labels {path}: there is no such file")
+    try:
+        text = path.read_text("utf-8")
+        names = json.loads(text) if path.suffix == ".json" else [line for line in text.splitlines() if line.strip()]
+    except ValueError as error:
+        expected = "a JSON list" if path.suffix == ".json" else "text in UTF-8, one name per line"
+        raise SettingsError(f"--labels {path} cannot be read ({error}): expected {expected}") from error
     if not isinstance(names, list) or len(names) != outputs:
         count = len(names) if isinstance(names, list) else "no list of"
         raise SettingsError(f"{path} has {count} labels, and {loaded.name} has {outputs} classes")

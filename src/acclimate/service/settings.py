@@ -122,8 +122,9 @@ class Settings:
         if self.token_file is not None:
             file = Path(self.token_file)
             if not file.is_file():
-                raise SettingsError(f"there is no file {file} with a token")
-            token = file.read_text().strip()
+                found = "is a folder" if file.is_dir() else "does not exist"
+                raise SettingsError(f"--token-file {file} {found}: name a file that has the token")
+            token = file.read_text("utf-8", errors="replace").strip()
         else:
             token = os.environ.get(TOKEN, "").strip()
             if not token:

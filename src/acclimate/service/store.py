@@ -22,6 +22,7 @@ from ..core.snapshot import DamagedStateError, StateError
 from ..files import write_text
 from ..online.one_by_one import Stream
 from .errors import Refusal
+from .settings import SettingsError
 
 __all__ = ["Store"]
 
@@ -35,8 +36,13 @@ class Store:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.cameras, self.snapshots = self.folder / "cameras", self.folder / "snapshots"
-        for place in (self.cameras, self.snapshots):
-            place.mkdir(parents=True, exist_ok=True)
+        try:
+            for place in (self.cameras, self.snapshots):
+                place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingsError(
+                f"--state {folder} cannot be a folder ({error.strerror}): name another, or one that does not exist yet"
+            ) from error
         self._control, self._log = self.folder / "control.json", self.folder / "audit.jsonl"
 
     @property
