@@ -204,6 +204,10 @@ def test_a_preset_of_another_network_is_pointed_out(
     [
         ({"guard": "no"}, "guard='no'"),
         ({"cameras": True}, "cameras=True"),
+        ({"name": "a/b"}, "a/b"),
+        ({"name": ".."}, "name="),
+        ({"name": "my model"}, "my model"),
+        ({"name": ""}, "name="),
         ({"allow_host": "tta.example.org"}, "allow_host='tta.example.org'"),
         ({"allow_host": ["a.org", "https://b.org"]}, "https://b.org"),
         ({"allow_host": [["a.org"]]}, "allow_host"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ def build(settings: Settings) -> Served:
     adapter = _adapter(settings, loaded, images[held_out:])
     if guarded:
         adapter = Guard(adapter, probe=images[:held_out] if held_out else None, **settings.overrides.get("guard", {}))
-    name = settings.name or loaded.name.replace(":", "-").replace("/", "-")
+    name = settings.name or re.sub("[^A-Za-z0-9._-]", "-", loaded.name)
     return Served(name, loaded.name, adapter, channels, size, preprocess, _labels(settings.labels, loaded, outputs))
 
 

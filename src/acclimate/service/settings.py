@@ -20,6 +20,7 @@ __all__ = ["TOKEN", "Settings", "SettingsError"]
 TOKEN = "ACCLIMATE_TOKEN"  # noqa: S105
 """The environment variable that has the token for control."""
 _MEGA = 1_000_000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
 _RESERVED = {
     "source": "--source names the clean images",
@@ -100,6 +101,8 @@ class Settings:
             raise SettingsError(f"{others[0]} has settings, and the method is {self.method}: leave them out")
         if self.demo and self.model not in DEMO_NETWORKS.values():
             raise SettingsError(f"--demo sends digits, and {self.model} is for other images: leave it out")
+        if self.name is not None and not _NAME.fullmatch(str(self.name)):
+            raise SettingsError(f"name={self.name!r}: expected letters, digits, dots, dashes and underscores")
         named = isinstance(self.allow_host, (list, tuple)) and all(isinstance(name, str) for name in self.allow_host)
         for name in self.allow_host if named else [self.allow_host]:
             if not named or not _HOST.fullmatch(str(name)):
