@@ -249,6 +249,9 @@ def test_metrics(folder: Path) -> None:
         client.post(INFER, content=b"")
         client.post("/control/rollback", headers=CONTROL)
         text = client.get("/metrics").text
+    assert service.worker.guard is not None
+    alarms = {line.split('"')[1]: float(line.split()[1]) for line in text.splitlines() if "alarms_total{" in line}
+    assert alarms == {policy.signal: 0 for policy in service.worker.guard.policies}  # so that the first is an increase
     found = {s.name: s for family in text_string_to_metric_families(text) for s in family.samples}
     assert {family.name for family in text_string_to_metric_families(text)} >= {
         *("acclimate_requests", "acclimate_request_duration_seconds", "acclimate_queue_depth", "acclimate_samples"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..online.guard import Guard
 from .audit import Audit
 from .bodies import Bodies
 from .control import Control
@@ -39,7 +40,8 @@ class Service:
 
 def assemble(served: Served, settings: Settings, store: Store) -> Service:
     """Start the worker, and let metrics and the page watch it."""
-    token, metrics = settings.token, Metrics()
+    policies = served.adapter.policies if isinstance(served.adapter, Guard) else ()
+    token, metrics = settings.token, Metrics(policy.signal for policy in policies)
     feed = Feed(served, settings, control=token is not None)
 
     def watch(batch: Batch) -> None:

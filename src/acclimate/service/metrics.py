@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -16,9 +17,9 @@ _NATS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 1.5, 2, 3, 4, 5, 7)
 
 
 class Metrics:
-    """The metrics of one server, in a registry of their own."""
+    """The metrics of one server, in a registry of their own. `signals` are those that may ring."""
 
-    def __init__(self) -> None:
+    def __init__(self, signals: Iterable[str] = ()) -> None:
         self.registry = registry = CollectorRegistry()
         self.requests = Counter("acclimate_requests", "Requests by status code.", ["code"], registry=registry)
         self.durations = Histogram(
@@ -43,8 +44,10 @@ class Metrics:
         )
         self.frozen = Gauge("acclimate_frozen", "Whether learning is frozen.", registry=registry)
         self.streams = Gauge("acclimate_streams", "Cameras with a state of their own.", registry=registry)
-        for kept in ("true", "false"):
+        for kept in ("true", "false"):  # a series that begins with 1 has no increase
             self.samples.labels(kept)
+        for signal in signals:
+            self.alarms.labels(signal)
 
     def count(self, batch: Batch) -> None:
         """Add a batch."""
