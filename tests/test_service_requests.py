@@ -183,6 +183,8 @@ def test_wrong_tensors_change_nothing(client: TestClient) -> None:
     refused(client.post(f"{MODEL}/infer", content=b" " * 1_000_001), 413)
     refused(client.post(f"{MODEL}/infer", content=iter([b" " * 600_000] * 2)), 413)
     refused(client.post(f"{MODEL}/infer?stream=a%00b", json=tensor(DIGITS)), 400)
+    both = {**tensor(DIGITS), "parameters": {"stream": "north"}}
+    refused(client.post(f"{MODEL}/infer?stream=south", json=both), 400)
     refused(client.post("/v2/models/other/infer", json=tensor(DIGITS)), 404)
     many, headers = binary(np.zeros((257, 1, 32, 32), np.uint8), "UINT8")
     refused(client.post(f"{MODEL}/infer", content=many, headers=headers), 413)

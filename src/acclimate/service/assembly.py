@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..online.guard import Guard
 from .audit import Audit
@@ -17,7 +19,7 @@ from .settings import Settings
 from .store import Store
 from .worker import Batch, Worker
 
-__all__ = ["Service", "assemble", "check_stream"]
+__all__ = ["Service", "assemble", "check_stream", "choose_stream"]
 
 
 @dataclass(frozen=True)
@@ -61,3 +63,11 @@ def check_stream(stream: object) -> str:
     if not isinstance(stream, str) or not stream.isprintable() or not 0 < len(stream) <= 128:
         raise BadInputError("the name of a stream has 1 to 128 printable characters")
     return stream
+
+
+def choose_stream(query: str | None, body: Mapping[str, Any]) -> str:
+    """Return the camera that the query or the body names; raise a refusal if they differ."""
+    named = check_stream(body.get("stream", "default" if query is None else query))
+    if query is not None and named != query:
+        raise BadInputError(f"the query names the stream {query!r}, the body {named!r}: name one")
+    return named

@@ -11,9 +11,9 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 
 from . import openapi
-from .assembly import Service, check_stream
+from .assembly import Service, check_stream, choose_stream
 from .control import ACTIONS, ARGUMENTS, check_arguments
-from .errors import BadInputError, Refusal
+from .errors import Refusal
 from .protocol import read_json
 
 __all__ = ["routes"]
@@ -75,7 +75,7 @@ def routes(service: Service) -> APIRouter:
         async with service.bodies.read(request) as body:
             content = read_json(body) if body else {}
         check_arguments(action, request.query_params, content)
-        camera = _camera(stream, content)
+        camera = choose_stream(stream, content)
         about = {"stream": camera} if "stream" in ARGUMENTS[action] else {}
         answer = await change(request, action, about, lambda: ACTIONS[action](control, camera, content))
         if action == "rollback":
@@ -83,11 +83,3 @@ def routes(service: Service) -> APIRouter:
         return answer
 
     return router
-
-
-def _camera(asked: str | None, content: dict[str, Any]) -> str:
-    """Return the camera that the query or the body names; raise a refusal if they differ."""
-    named = check_stream(content.get("stream", "default" if asked is None else asked))
-    if asked is not None and named != asked:
-        raise BadInputError(f"the query names the stream {asked!r}, the body {named!r}: name one")
-    return named

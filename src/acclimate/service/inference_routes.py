@@ -13,7 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 
 from . import openapi
-from .assembly import Service, check_stream
+from .assembly import Service, check_stream, choose_stream
 from .errors import Refusal
 from .model import Served
 from .protocol import HEADER, VERSION, as_bool, model_metadata, read_request, server_metadata, write_response
@@ -83,8 +83,9 @@ def routes(service: Service) -> APIRouter:
         check_model(name, version)
         async with service.bodies.read(request) as body:
             asked = await beside(len(body), read_request, body, request.headers.get(HEADER), served)
-        given = {**asked.parameters, **request.query_params}
-        stream, adapt = check_stream(given.get("stream", "default")), as_bool(given.get("adapt", True), "adapt")
+        query = request.query_params
+        stream = choose_stream(query.get("stream"), asked.parameters)
+        adapt = as_bool(query.get("adapt", asked.parameters.get("adapt", True)), "adapt")
         with decoder.hold(asked.x.shape[0] * asked.x.shape[2:].numel()):
             predicted = await answer(Request(asked.x, stream, adapt))
         content, headers = await beside(16 * predicted.logits.numel(), write_response, asked, predicted, served)
