@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import warnings
 from collections.abc import Iterator
@@ -183,6 +184,8 @@ def test_wrong_tensors_change_nothing(client: TestClient) -> None:
     refused(client.post(f"{MODEL}/infer", content=b" " * 1_000_001), 413)
     refused(client.post(f"{MODEL}/infer", content=iter([b" " * 600_000] * 2)), 413)
     refused(client.post(f"{MODEL}/infer?stream=a%00b", json=tensor(DIGITS)), 400)
+    zipped = gzip.compress(json.dumps(tensor(DIGITS)).encode())
+    refused(client.post(f"{MODEL}/infer", content=zipped, headers={"Content-Encoding": "gzip"}), 415)
     both = {**tensor(DIGITS), "parameters": {"stream": "north"}}
     refused(client.post(f"{MODEL}/infer?stream=south", json=both), 400)
     refused(client.post("/v2/models/other/infer", json=tensor(DIGITS)), 404)

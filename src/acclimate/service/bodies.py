@@ -29,7 +29,11 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """Hold the whole body of a request; raise a refusal for one that is too large or too slow."""
+        """Hold the whole body of a request; raise a refusal for one that is too large, too slow or compressed."""
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding.lower() != "identity":
+            why = f"the body is encoded as {encoding[:40]!r}, which is not read: send it without Content-Encoding"
+            raise Refusal(415, why, {"Connection": "close"})
         declared = request.headers.get("content-length", "0")
         if declared.isdecimal() and (len(declared) > 12 or int(declared) > self.most):
             raise self._too_large()

@@ -85,7 +85,7 @@ READY = _route("health", _responses(403, 503, ok="Ready."))
 MODEL_READY = _route("open inference protocol", _responses(400, 403, 404, 503, ok="The model is ready."))
 INFER = _route(
     "open inference protocol",
-    _responses(400, 403, 404, 408, 409, 413, 500, 503, ok="Outputs."),
+    _responses(400, 403, 404, 408, 409, 413, 415, 500, 503, ok="Outputs."),
     {"application/json": {"schema": _INFER}, "application/octet-stream": _BYTES},
 )
 PREDICT = _route(
@@ -96,7 +96,7 @@ PREDICT = _route(
         **dict.fromkeys(("image/jpeg", "image/png", "image/webp"), _BYTES),
     },
 )
-_ALL = (400, 401, 403, 404, 408, 409, 413, 500, 503, 507)
+_ALL = (400, 401, 403, 404, 408, 409, 413, 415, 500, 503, 507)
 CONTROL = _route("control", _responses(*_ALL, ok="What was asked for."), token=True)
 ACTION = _route("control", _responses(*_ALL, ok="Done."), {"application/json": {"schema": _STREAM}}, token=True)
 LOAD = _route("control", _responses(*_ALL, ok="Done."), {"application/octet-stream": _BYTES}, token=True)
