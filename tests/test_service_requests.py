@@ -61,6 +61,8 @@ def test_every_address_answers(client: TestClient) -> None:
     assert client.get("/v2").json()["extensions"] == ["binary_tensor_data"]
     for address in ("/v2/health/live", "/v2/health/ready", "/livez", "/readyz", f"{MODEL}/ready"):
         assert client.get(address).status_code == 200
+    for address in ("/", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready"):
+        assert client.head(address).status_code == 200
     for address in (MODEL, f"{MODEL}/versions/1"):
         about = client.get(address).json()
         assert about["inputs"] == [{"name": "images", "datatype": "FP32", "shape": [-1, 1, 32, 32]}]

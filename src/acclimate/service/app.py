@@ -139,11 +139,15 @@ def _health_routes(service: Service) -> APIRouter:
 
     @router.get("/v2/health/live", **openapi.LIVE)
     @router.get("/livez", **openapi.LIVE)
+    @router.head("/v2/health/live", include_in_schema=False)
+    @router.head("/livez", include_in_schema=False)
     async def live() -> Response:
         return JSONResponse({"live": worker.failed is None}, 200 if worker.failed is None else 503)
 
     @router.get("/v2/health/ready", **openapi.READY)
     @router.get("/readyz", **openapi.READY)
+    @router.head("/v2/health/ready", include_in_schema=False)
+    @router.head("/readyz", include_in_schema=False)
     async def ready() -> Response:
         return JSONResponse({"ready": worker.ready}, 200 if worker.ready else 503)
 

@@ -22,6 +22,7 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter(include_in_schema=False)
 
     @router.get("/")
+    @router.head("/")
     async def page() -> Response:
         return _file("index.html")
 
