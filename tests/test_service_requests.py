@@ -315,6 +315,11 @@ def test_wrong_pictures_change_nothing(client: TestClient) -> None:
             refused(client.post("/predict", files=files), code)
 
 
+def test_refused_pictures_say_what_to_do(client: TestClient) -> None:
+    assert "GIF" in predict(client, as_file(seven(), "GIF")).json()["error"]
+    assert "again" in predict(client, as_file(seven(), "JPEG")[:-300]).json()["error"]
+
+
 @pytest.mark.usefixtures("unchanged")
 def test_wrong_forms_change_nothing(client: TestClient) -> None:
     form = {"Content-Type": "multipart/form-data; boundary=x"}

@@ -136,9 +136,12 @@ class Decoder:
                 raise error.__cause__ from None
             if isinstance(error.__cause__, Image.DecompressionBombError):
                 raise Refusal(413, f"{name} has too many pixels: at most {self.most_pixels:,} are taken") from error
-            reason = error.reason if isinstance(error, BrokenImageError) else str(error)
-            unknown = type(error.__cause__).__name__ == "UnidentifiedImageError"
-            raise Refusal(415 if unknown else 400, f"{name}: {reason}. Send a JPEG, PNG or WebP file") from error
+            if type(error.__cause__).__name__ == "UnidentifiedImageError":
+                what = "is a GIF, which is not read" if content.startswith(b"GIF8") else "is no picture that is read"
+                raise Refusal(415, f"{name} {what}: send a JPEG, PNG or WebP file") from error
+            if isinstance(error, BrokenImageError):
+                raise Refusal(400, f"{name} is damaged or incomplete ({error.reason}): send it again") from error
+            raise Refusal(400, str(error)) from error
 
 
 def _check_alike(picture: Tensor, name: str, first: Tensor, first_name: str) -> None:
