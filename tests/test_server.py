@@ -116,7 +116,9 @@ def test_connections_are_limited(server: Server) -> None:
     try:
         time.sleep(0.3)
         with httpx.Client(base_url=server.address) as client:
-            assert client.get("/livez").status_code == 503
+            refused = client.get("/livez")
+            assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+            assert refused.json().keys() == {"error"}
     finally:
         for connection in crowd:
             connection.close()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from fastapi.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..bench.locks import locked
@@ -23,6 +24,9 @@ from .store import Store
 
 __all__ = ["serve"]
 
+_TOO_MANY = JSONResponse(
+    {"error": "too many connections: try again in a second"}, 503, {"Retry-After": "1", "Connection": "close"}
+)
 _log = logging.getLogger("acclimate.service")
 
 
@@ -59,7 +63,7 @@ class _Server(uvicorn.Server):
 
 def _configuration(app: Any, settings: Settings) -> uvicorn.Config:
     class Impatient(_Impatient):
-        seconds = float(settings.timeout)
+        seconds, most = float(settings.timeout), settings.connections
 
     return uvicorn.Config(
         app,
@@ -69,23 +73,30 @@ def _configuration(app: Any, settings: Settings) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,  # anyone could write them, and the audit log has the client's address
         server_header=False,
-        limit_concurrency=settings.connections + 1,  # the one that asks is counted
         timeout_keep_alive=min(30, settings.timeout),
         timeout_graceful_shutdown=5,
     )
 
 
 class _Impatient(H11Protocol):
-    """A connection that is cut if the head of a request does not arrive in time, or an answer is not read in time."""
+    """A connection that is cut if the head of a request does not arrive in time, or an answer is not read in time.
 
-    seconds = 30.0
+    Beyond a number of connections, requests are refused.
+    """
+
+    seconds, most = 30.0, 256
 
     def connection_made(self, transport: Any) -> None:
         """Wait for the first request. Beyond twice the limit there is not even a refusal."""
         super().connection_made(transport)
         self._clock = self.loop.call_later(self.seconds, self._late)
-        if self.limit_concurrency is not None and len(self.connections) > 2 * self.limit_concurrency:
+        if len(self.connections) > 2 * self.most:
             transport.abort()
+
+    def handle_events(self) -> None:
+        """Let the application answer, unless there are too many connections."""
+        self.app = _TOO_MANY if len(self.connections) > self.most else self.config.loaded_app
+        super().handle_events()
 
     def on_response_complete(self) -> None:
         """Wait for the next request, and until the answer was read."""
