@@ -49,6 +49,13 @@ def test_the_compose_file_names_files_that_exist() -> None:
     assert scraped[0]["targets"] == ["acclimate:8000"]
 
 
+def test_there_is_time_to_write_the_state() -> None:
+    unit = re.search(r"TimeoutStopSec=(\d+)", (DEPLOY / "acclimate.service").read_text())
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["acclimate"]["stop_grace_period"]
+    assert unit is not None
+    assert min(int(unit[1]), int(compose.removesuffix("s"))) >= 90  # requests have 5 s, and the worker 60
+
+
 @pytest.mark.parametrize(
     "words",
     [
