@@ -69,7 +69,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/control/{action}", **openapi.ACTION)
     async def act(request: Request, action: str, stream: str | None = None) -> Response:
-        """Take a snapshot, roll back, reset, freeze or unfreeze."""
+        """Take a snapshot, roll back, reset, freeze or unfreeze. Arguments of other actions are refused."""
         if action not in ACTIONS:
             raise Refusal(404, f"there is no such action: expected {', '.join(ACTIONS)} or load")
         async with service.bodies.read(request) as body:

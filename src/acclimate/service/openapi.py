@@ -73,9 +73,13 @@ _FORM = {
     "properties": {"file": {"type": "array", "items": {"type": "string", "format": "binary"}}},
 }
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
-_STREAM = {
+_ARGUMENTS = {
     "type": "object",
-    "properties": {"stream": {"type": "string"}, "snapshot": {"type": "string"}},
+    "properties": {
+        "stream": {"type": "string", "description": "The camera, `default` without it; not for freeze and unfreeze."},
+        "snapshot": {"type": "string", "description": "The name of a snapshot; for snapshot and rollback only."},
+    },
+    "additionalProperties": False,
 }
 
 INFO = _route("open inference protocol", _responses(403, ok="About the server."))
@@ -98,6 +102,6 @@ PREDICT = _route(
 )
 _ALL = (400, 401, 403, 404, 408, 409, 413, 415, 500, 503, 507)
 CONTROL = _route("control", _responses(*_ALL, ok="What was asked for."), token=True)
-ACTION = _route("control", _responses(*_ALL, ok="Done."), {"application/json": {"schema": _STREAM}}, token=True)
+ACTION = _route("control", _responses(*_ALL, ok="Done."), {"application/json": {"schema": _ARGUMENTS}}, token=True)
 LOAD = _route("control", _responses(*_ALL, ok="Done."), {"application/octet-stream": _BYTES}, token=True)
 METRICS = _route("health", _responses(403, ok="Numbers for Prometheus.", schema={"type": "string"}, kind="text/plain"))
