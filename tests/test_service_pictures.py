@@ -143,11 +143,31 @@ def test_who_has_the_least_to_do_goes_first() -> None:
                 await asyncio.sleep(0)
                 done.append(size)
 
-        tasks = [asyncio.create_task(work(size)) for size in (7, 30, 20, 1, 5)]
+        async def greedy() -> None:
+            for _ in range(3):
+                await work(25)
+
+        tasks = [asyncio.create_task(each) for each in (greedy(), work(30), work(20), work(1), work(5))]
         await asyncio.sleep(0)
         tasks[3].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         async with turns.take(0):
             return done
 
-    assert asyncio.run(order()) == [7, 5, 20, 30]
+    assert asyncio.run(order()) == [25, 5, 20, 25, 30, 25]
+
+
+def test_a_turn_that_nobody_takes_is_passed_on() -> None:
+    async def cancel() -> bool:
+        turns = Turns()
+
+        async def hold() -> None:
+            async with turns.take(1):
+                await asyncio.sleep(0)
+
+        first, second, third = (asyncio.create_task(hold()) for _ in range(3))
+        first.add_done_callback(lambda _: second.cancel())  # when it has been handed the lock
+        await asyncio.wait([first, second, third], timeout=30)
+        return second.cancelled() and third.done()
+
+    assert asyncio.run(cancel())

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from io import BytesIO
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +27,30 @@ Result = TypeVar("Result")
 FORMATS = ("JPEG", "PNG", "WEBP")
 _TOGETHER = 2
 """All requests may hold so many times the pixels of one."""
+
+
+class _NoWarnings:
+    """Ignores Pillow's warnings while any thread is inside: what Python ignores holds for all threads."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._ignoring = Lock(), 0, warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._ignoring = warnings.catch_warnings()
+                self._ignoring.__enter__()
+                warnings.simplefilter("ignore")
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._ignoring.__exit__(None, None, None)
+
+
+_no_warnings = _NoWarnings()
 
 
 class Decoder:
@@ -55,7 +80,7 @@ class Decoder:
         self._check_room(left := len(uploads))
         self.waiting += left
         try:
-            sizes, taken = await self._alone(0, request, self._check_sizes, uploads)
+            sizes, taken = await run_in_threadpool(self._check_sizes, uploads)
             with self.hold(taken):
                 x = torch.empty(0)
                 for place, (size, (name, content)) in enumerate(zip(sizes, uploads, strict=True)):
@@ -90,10 +115,7 @@ class Decoder:
             raise Refusal(503, "too many pictures wait to be decoded: try again in a second", {"Retry-After": "1"})
 
     async def _alone(self, pixels: int, request: Request, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Call a function in a thread while no other is called, unless the client has gone.
-
-        What Python ignores of warnings holds for all threads.
-        """
+        """Call a function in a thread while no other is called, unless the client has gone."""
         async with self._turns.take(pixels):
             if await request.is_disconnected():
                 raise Refusal(400, "the client has gone")
@@ -127,10 +149,9 @@ class Decoder:
         if not content:
             raise Refusal(400, f"{name} is empty: send a JPEG, PNG or WebP file")
         try:
-            with warnings.catch_warnings(), naming_broken_files(Path(name)):
-                warnings.simplefilter("ignore")  # Pillow's on bombs: our limit is lower
-                with Image.open(BytesIO(content), formats=FORMATS) as opened:
-                    yield opened
+            file = BytesIO(content)
+            with _no_warnings, naming_broken_files(Path(name)), Image.open(file, formats=FORMATS) as opened:
+                yield opened
         except DataError as error:
             if isinstance(error.__cause__, Refusal):
                 raise error.__cause__ from None

@@ -22,25 +22,26 @@ class Turns:
     @asynccontextmanager
     async def take(self, work: int) -> AsyncIterator[None]:
         """Hold the lock."""
-        arrival = next(self._arrivals)
-        while self._busy:
+        if self._busy:
             turn = asyncio.get_running_loop().create_future()
-            heappush(self._waiting, (work, arrival, turn))
+            heappush(self._waiting, (work, next(self._arrivals), turn))
             try:
                 await turn
             except asyncio.CancelledError:
-                self._wake()
+                if not turn.cancelled():
+                    self._pass_on()
                 raise
         self._busy = True
         try:
             yield
         finally:
-            self._busy = False
-            self._wake()
+            self._pass_on()
 
-    def _wake(self) -> None:
-        while self._waiting and not self._busy:
+    def _pass_on(self) -> None:
+        """Hand the lock over, so that the one who had it cannot be first again."""
+        while self._waiting:
             *_, turn = heappop(self._waiting)
             if not turn.done():
                 turn.set_result(None)
                 return
+        self._busy = False
