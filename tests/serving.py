@@ -11,11 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
@@ -170,6 +170,18 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 # In a process of its own ----------------------------------------------------------------------------------------------
 
 
+Found = TypeVar("Found")
+
+
+def soon(found: Callable[[], Found | None], seconds: float = 60) -> Found:
+    """Return what a function returns as soon as that is true; a loaded machine may need a while."""
+    until = time.monotonic() + seconds
+    while not (value := found()):
+        assert time.monotonic() < until, "not yet, and not in time"
+        time.sleep(0.05)
+    return value
+
+
 class Server:
     """A server on a free port of this machine, by `acclimate serve`."""
 
@@ -184,7 +196,7 @@ class Server:
         self.process = self._start([*OPTIONS, "--state", state, *words], environment)
         self.address = self._wait()
         self.port = int(self.address.rpartition(":")[2])
-        self.client = httpx.Client(base_url=self.address, timeout=30)
+        self.client = httpx.Client(base_url=self.address, timeout=60)
 
     def _start(self, words: list[str], environment: dict[str, str]) -> Any:
         command = [sys.executable, "-m", "acclimate", *words]
@@ -196,7 +208,7 @@ class Server:
         return self.process.poll() is not None
 
     def _wait(self) -> str:
-        for _ in range(1200):
+        for _ in range(3600):
             if found := re.search(r"at (http://\S+)/ ", self.log.read_text()):
                 return found[1]
             if self._ended:
@@ -205,8 +217,8 @@ class Server:
         raise RuntimeError(f"the server has not started: {self.log.read_text()}")
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return the log."""
-        return [json.loads(line) for line in self.log.read_text().splitlines()]
+        """Return the log, without a line that is still being written."""
+        return [json.loads(line) for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
     def control(self, action: str, **content: Any) -> httpx.Response:
         return self.client.post(f"/control/{action}", json=content, headers=CONTROL)
@@ -222,7 +234,7 @@ class Server:
     def stop(self) -> int:
         self.client.close()
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=120)
 
     def __enter__(self) -> Server:
         return self

@@ -16,6 +16,7 @@ from page_server import PageServer, alarm, png, prediction, status
 
 api = pytest.importorskip("playwright.sync_api", reason="needs a browser's driver: pip install playwright")
 expect = api.expect
+expect.set_options(timeout=30_000)
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = "--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update"

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from clients import MODEL, crowd, unexpected
-from serving import CONTROL, Server, as_file, assembled, binary, coded, outputs, white
+from serving import CONTROL, Server, as_file, assembled, binary, coded, outputs, soon, white
 from typer.testing import CliRunner
 
 from acclimate.cli.main import app
@@ -57,7 +57,7 @@ def test_a_crowd(server: Server) -> None:
     assert not [line for line in server.lines() if "traceback" in line]
 
 
-def lasts(server: Server, content: bytes, drip: bytes = b"", most: float = 8) -> float:
+def lasts(server: Server, content: bytes, drip: bytes = b"", most: float = 60) -> float:
     """Return how long a connection lasts that sends something, and then a byte now and then."""
     start = time.monotonic()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
@@ -91,7 +91,7 @@ def test_slow_clients_are_cut_off(server: Server) -> None:
         return await asyncio.gather(*waits)
 
     for name, seconds in zip(slow, asyncio.run(together()), strict=True):
-        assert 1 < seconds < 6, (name, seconds)
+        assert 1 < seconds < 60, (name, seconds)
 
 
 def test_an_answer_that_is_not_read_ends() -> None:
@@ -110,20 +110,22 @@ def test_an_answer_that_is_not_read_ends() -> None:
 
 
 def test_connections_are_limited(server: Server) -> None:
-    address = ("127.0.0.1", server.port)
-    time.sleep(0.3)
-    crowd = [socket.create_connection(address) for _ in range(LIMIT)]
+    crowd: list[socket.socket] = []
+
+    def refused() -> httpx.Response | None:
+        """Fill all places, since the server closes connections that stay silent."""
+        crowd.extend(socket.create_connection(("127.0.0.1", server.port)) for _ in range(LIMIT))
+        answer = httpx.get(f"{server.address}/livez", timeout=60)
+        return answer if answer.status_code == 503 else None
+
     try:
-        time.sleep(0.3)
-        with httpx.Client(base_url=server.address) as client:
-            refused = client.get("/livez")
-            assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
-            assert refused.json().keys() == {"error"}
+        answer = soon(refused)
+        assert answer.headers["Retry-After"] == "1"
+        assert answer.json().keys() == {"error"}
     finally:
         for connection in crowd:
             connection.close()
-    time.sleep(0.3)
-    assert server.client.get("/livez").status_code == 200
+    assert soon(lambda: httpx.get(f"{server.address}/livez", timeout=60).status_code == 200)
 
 
 def test_viewers(server: Server) -> None:
@@ -138,16 +140,19 @@ def test_viewers(server: Server) -> None:
             if line.startswith("event: "):
                 events.append(line.removeprefix("event: "))
         assert events[:2] == ["hello", "history"]
+
+    def codes() -> list[int]:
+        """Open one page more than there are places for, and close them all."""
+        viewers = [httpx.Client(base_url=server.address, timeout=60) for _ in range(33)]
+        try:
+            requests = [viewer.build_request("GET", "/events") for viewer in viewers]
+            return [v.send(request, stream=True).status_code for v, request in zip(viewers, requests, strict=True)]
+        finally:
+            for viewer in viewers:
+                viewer.close()
+
     for _ in range(2):  # places are free again when viewers have gone
-        viewers = [httpx.Client(base_url=server.address, timeout=10) for _ in range(33)]
-        codes = []
-        for viewer in viewers:
-            request = viewer.build_request("GET", "/events")
-            codes.append(viewer.send(request, stream=True).status_code)
-        assert codes == [200] * 32 + [503]
-        for viewer in viewers:
-            viewer.close()
-        time.sleep(0.5)
+        assert soon(lambda: codes() == [200] * 32 + [503])
 
 
 def test_triton_client(server: Server) -> None:
@@ -188,10 +193,12 @@ def test_triton_client(server: Server) -> None:
 
 def test_the_log_is_json(server: Server) -> None:
     server.client.get("/no%0Aline?token=secret")
-    time.sleep(0.1)
-    lines = server.lines()
-    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
-    assert any(line.get("code") == 404 and line["message"] == "GET /no%0Aline" for line in lines)
+
+    def noted() -> bool:
+        return any(line.get("code") == 404 and line["message"] == "GET /no%0Aline" for line in server.lines())
+
+    assert soon(noted)
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in server.lines())
     assert "secret" not in server.log.read_text()
 
 
@@ -260,6 +267,7 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
         said = fails(*state, option, str(tmp_path / name))
         assert str(tmp_path / name) in said, said
     assert "folder" in fails(*state, "--token-file", str(tmp_path))
+    assert "s3://bucket/states" in fails("--state", "s3://bucket/states")
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "broken.png").write_text("no image")
     said = fails(*state, "--source", str(tmp_path / "source"))

@@ -35,7 +35,7 @@ def test_an_orderly_end_saves_all_and_damaged_files_are_set_aside(tmp_path: Path
         for _ in range(2):  # an impatient user
             os.kill(server.process.pid, signal.SIGINT)
             time.sleep(0.05)
-        server.process.join(30)
+        server.process.join(120)
     assert (twin.load("north"), twin.load("south")) == (BATCH + 1, BATCH + 1)
     names = {path.read_text(): path.with_suffix(".safetensors") for path in twin.folder.glob("*.txt")}
     content = names["north"].read_bytes()

@@ -129,13 +129,11 @@ class Seen:
 
 
 def test_batches_have_a_size_and_a_time(folder: Path) -> None:
-    service = started(folder, batch_size=16, wait=10_000)
+    service = started(folder, batch_size=16, wait=1_000_000)
     seen = Seen(service)
-    start = time.monotonic()
     futures = [service.worker.submit(Request(x)) for x in X[:32].split(1)]
-    answers = [future.result(timeout=30) for future in futures]
+    answers = [future.result(timeout=60) for future in futures]  # full batches do not wait
     service.worker.ask(lambda: None).result()
-    assert time.monotonic() - start < 5  # full batches do not wait
     assert seen.batches == [("default", 16)] * 2
     each = started(folder / "each", batch_size=16)
     assert torch.equal(answers[3].logits[0], ask(each, X[:16]).logits[3])
@@ -143,7 +141,7 @@ def test_batches_have_a_size_and_a_time(folder: Path) -> None:
     service = started(folder / "wait", batch_size=16, wait=300)
     seen, start = Seen(service), time.monotonic()
     ask(service, X[:3])
-    assert 0.25 < time.monotonic() - start < 5
+    assert time.monotonic() - start > 0.25
     assert seen.batches == [("default", 3)]
 
 
@@ -366,13 +364,14 @@ def test_viewers_are_limited_and_stalled_ones_cost_little(folder: Path, monkeypa
     asyncio.run(look())
 
 
-def test_the_feed_shows_some_of_many(folder: Path) -> None:
+def test_the_feed_shows_some_of_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("acclimate.service.feed.time.monotonic", lambda: 1e6)  # all in the same second
     service = started(folder, batch_size=64)
     for batch in X.split(64):
         ask(service, batch)
     status = service.feed.status(service.worker)
     assert (status["images"], status["batches"], sum(status["confidences"])) == (256, 4, 256)
     shown = [*service.feed._predictions]
-    assert 10 <= len(shown) < 30
+    assert len(shown) == 10
     assert all(each["thumbnail"].startswith("data:image/png;base64,") for each in shown)
     json.dumps(status, allow_nan=False)
