@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from copy import deepcopy
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import lightning
 import pytest
@@ -31,31 +33,38 @@ class Classifier(lightning.LightningModule):
     def predict_step(self, batch: Tensor) -> Tensor:
         return self.inner["net"](batch)
 
+    def test_step(self, batch: Tensor) -> None:
+        self.inner["net"](batch)
 
-def predict(module: Classifier, callback: Adapt, images: Tensor) -> Tensor:
-    trainer = lightning.Trainer(
-        callbacks=[callback],
+
+def trainer_with(*callbacks: Adapt) -> lightning.Trainer:
+    return lightning.Trainer(
+        callbacks=[*callbacks],
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    return torch.cat(trainer.predict(module, DataLoader(images, batch_size=8)))
+
+
+def predict(module: Classifier, callback: Adapt, images: Tensor) -> Tensor:
+    return torch.cat(trainer_with(callback).predict(module, DataLoader(images, batch_size=8)))
 
 
 def test_a_lightning_module_adapts_as_the_network_alone_does() -> None:
     images = torch.cat(stream())
     method = partial(acclimate.EATA, source=stream(3, seed=500), lr=1e-2)
     module, adapt = Classifier(), Adapt("inner.net", method)
-    net, names = module.inner["net"], [*module.state_dict()]
+    net, names = module.inner["net"].train(), [*module.state_dict()]
     alone = method(tiny_network("bn"))
     expected = torch.cat([alone(x) for x in images.split(8)])
     assert torch.equal(predict(module, adapt, images), expected)
     assert module.inner["net"] is net
+    assert all(each.training for each in net.modules())
     assert [*module.state_dict()] == names
     again = torch.cat([alone(x) for x in images.split(8)])
-    assert torch.equal(predict(module, adapt, images), again), "a second call goes on"
+    assert torch.equal(predict(module, adapt, images), again), "a second call continues"
     adapt.adapter.reset()
     source = tiny_network("bn").state_dict()
     assert all(torch.equal(source[name], value) for name, value in net.state_dict().items())
@@ -73,11 +82,33 @@ def test_another_module_is_predicted_by_its_own_network() -> None:
     assert torch.equal(predict(second, adapt, images), expected)
 
 
+@pytest.mark.parametrize("stage", ["predict", "test"])
+@pytest.mark.parametrize("method", [acclimate.ETA, partial(acclimate.EATA, source=stream(3, seed=500))])
+def test_a_checkpoint_is_loaded_before_the_network_adapts(stage: str, method: Any, tmp_path: Path) -> None:
+    trained = Classifier()
+    with torch.no_grad():
+        for p in trained.parameters():
+            p.mul_(1.5)
+    saving = trainer_with()
+    saving.strategy.connect(trained)
+    saving.save_checkpoint(tmp_path / "a.ckpt")
+    module, adapt, batches = Classifier(), Adapt("inner.net", partial(method, lr=1e-2)), torch.stack(stream())
+    alone = method(deepcopy(trained.inner["net"]), lr=1e-2)
+    for x in batches:
+        alone(x)
+    for _ in range(2):  # the second call starts from the checkpoint again
+        run = getattr(trainer_with(adapt), stage)
+        run(module, batches, ckpt_path=tmp_path / "a.ckpt")
+        assert all(map(torch.equal, module.parameters(), alone.model.parameters()))
+    adapt.adapter.reset()
+    assert all(map(torch.equal, module.parameters(), trained.parameters()))
+
+
 def test_a_network_that_was_replaced_since_stays() -> None:
     module, adapt = Classifier(), Adapt("inner.net", acclimate.Tent)
     predict(module, adapt, torch.cat(stream()))
     module.inner["net"] = newer = tiny_network("bn")
-    adapt.teardown(lightning.Trainer(accelerator="cpu", logger=False), module, "fit")
+    adapt.on_exception(trainer_with(), module, KeyboardInterrupt())
     assert module.inner["net"] is newer
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
-__all__ = ["Adapt"]
-
 
 class Adapt(Callback):
-    """Adapt a network of a Lightning module in `trainer.test` and `trainer.predict`; afterwards it is itself again.
+    """Adapt the network at `path` of a Lightning module, such as `"model.backbone"`, in `trainer.test` and `.predict`.
 
-    What was learned stays in the network's parameters, and a second call goes on from there. The adapter is in
-    `adapter`: `adapter.reset()` undoes it, `adapter.save(path)` keeps it. Another network gets an adapter of its own.
+    `method` makes an adapter from a network that returns logits, such as `partial(acclimate.EATA, source=clean_batches)`.
+    Afterwards the adapter is removed; the adapted parameters stay. A second call continues from there, unless it loads
+    a checkpoint. `adapter.reset()` undoes what was learned, `adapter.save(file)` keeps it.
 
     >>> import acclimate, lightning, torch
     >>> class Classifier(lightning.LightningModule):
@@ -25,34 +25,31 @@ class Adapt(Callback):
     ...     def predict_step(self, batch):
     ...         return self.net(batch)
     >>> adapt = Adapt("net", acclimate.Tent)
-    >>> adapt.path, adapt.adapter is None
-    ('net', True)
-
-    Args:
-        path: where the network is in the module, such as `"net"` or `"model.backbone"`; it must return logits.
-        method: what makes an adapter from the network, such as `partial(acclimate.EATA, source=clean_batches)`.
+    >>> trainer = lightning.Trainer(callbacks=[adapt], accelerator="cpu", logger=False, enable_progress_bar=False)
+    >>> logits = trainer.predict(Classifier(), torch.rand(2, 8, 4))  # two batches
+    >>> adapt.adapter.last.updated
+    True
     """
 
     def __init__(self, path: str, method: Callable[[nn.Module], nn.Module]) -> None:
         self.path, self.method = path, method
         self.adapter: Any = None
-        self._network: nn.Module | None = None
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
-        """Put the adapter in the network's place."""
-        if stage in ("test", "predict"):
-            network = pl_module.get_submodule(self.path)
-            if self.adapter is None or self.adapter.model is not network:
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the adapter in the network's place, after Lightning has loaded a checkpoint."""
+        network = pl_module.get_submodule(self.path)
+        if self.adapter is None or self.adapter.model is not network or trainer.ckpt_path:
+            with torch.inference_mode(False):
                 self.adapter = self.method(network)
-            self._network = network
-            pl_module.set_submodule(self.path, self.adapter)
+        pl_module.set_submodule(self.path, self.adapter)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Put the network back."""
-        if self._network is not None:
-            pl_module.set_submodule(self.path, self._network)
-            self._network = None
+        if self.adapter is not None and pl_module.get_submodule(self.path) is self.adapter:
+            pl_module.set_submodule(self.path, self.adapter.model)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
         """Put the network back."""
-        self.teardown(trainer, pl_module, "")
+        self.on_test_end(trainer, pl_module)
+
+    on_predict_start, on_predict_end = on_test_start, on_test_end
