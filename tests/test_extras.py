@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from importlib.metadata import PackageNotFoundError
@@ -50,6 +51,15 @@ def test_a_checkout_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(extras, "distribution", missing)
     assert "constraints.txt" in extras.install_command("bench")
+
+
+@pytest.mark.parametrize("name", ["lightning", "transformers"])
+def test_an_integration_names_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [name, *(module for module in sys.modules if module.startswith(f"{name}."))]:
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, f"acclimate.integrations.{name}", raising=False)
+    with pytest.raises(ImportError, match=rf"\[{name}\]"):
+        importlib.import_module(f"acclimate.integrations.{name}")
 
 
 @pytest.mark.parametrize(

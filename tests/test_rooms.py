@@ -24,7 +24,7 @@ BELOW = {
     "data": ("files", "functional", "checks", "extras", "parts", "core"),
     "online": ("files", "functional", "checks", "parts", "engine", "core"),
     "contract": ("core",),
-    "integrations": (),
+    "integrations": ("extras",),
     "bench": (
         *("_version", "files", "functional", "checks", "extras", "parts", "engine", "core", "methods", "data"),
         "online",

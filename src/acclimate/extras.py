@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 
-__all__ = ["install_command"]
+__all__ = ["extra", "install_command"]
+
+
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Let a failed import inside the block say how to install the extra that brings the package."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"{error}: {install_command(name)}", name=error.name) from error
 
 
 def install_command(extra: str) -> str:

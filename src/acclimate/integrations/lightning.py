@@ -6,14 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
+
+from ..extras import extra
+
+with extra("lightning"):
+    from lightning.pytorch import Callback, LightningModule, Trainer
 
 
 class Adapt(Callback):
     """Adapt the network at `path` of a Lightning module, such as `"model.backbone"`, in `trainer.test` and `.predict`.
 
-    `method` makes an adapter from a network that returns logits, such as `partial(acclimate.EATA, source=clean_batches)`.
+    `method` makes an adapter from a network that returns logits: `partial(acclimate.EATA, source=clean_batches)`.
     Afterwards the adapter is removed; the adapted parameters stay. A second call continues from there, unless it loads
     a checkpoint. `adapter.reset()` undoes what was learned, `adapter.save(file)` keeps it.
 
@@ -46,7 +50,8 @@ class Adapt(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Put the network back."""
         if self.adapter is not None and pl_module.get_submodule(self.path) is self.adapter:
-            pl_module.set_submodule(self.path, self.adapter.model)
+            network: Any = self.adapter.model
+            pl_module.set_submodule(self.path, network)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
         """Put the network back."""

@@ -6,8 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from transformers import ImageClassificationPipeline
-from transformers.modeling_outputs import ImageClassifierOutput
+
+from ..extras import extra
+
+with extra("transformers"):
+    from transformers import ImageClassificationPipeline
+    from transformers.modeling_outputs import ImageClassifierOutput
 
 __all__ = ["AdaptiveImageClassification"]
 
