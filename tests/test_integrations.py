@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor, pipeline
 
 import acclimate
 from acclimate.contract.networks import stream, tiny_network
@@ -136,3 +136,15 @@ def test_a_pipeline_adapts_and_answers_as_transformers_does() -> None:
     assert moved
     assert all("layernorm" in name.lower() for name in moved)
     assert int(pipe.adapter.passes.forwards) == len(pictures)
+
+
+def test_a_pipeline_takes_a_name_through_transformers_alone(tmp_path: Path) -> None:
+    small = ViTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8)
+    ViTForImageClassification(small).save_pretrained(tmp_path)
+    ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(tmp_path)
+    with pytest.raises(TypeError, match="pipeline_class"):
+        AdaptiveImageClassification(method=acclimate.Tent, model=str(tmp_path))
+    options = {"pipeline_class": AdaptiveImageClassification, "method": acclimate.Tent, "device": "cpu"}
+    pipe = pipeline("image-classification", model=str(tmp_path), **options)
+    pipe([Image.new("RGB", (16, 16))] * 4, batch_size=4)
+    assert pipe.adapter.last.updated

@@ -20,7 +20,8 @@ class AdaptiveImageClassification(ImageClassificationPipeline):
     """Classify images as transformers' pipeline does, with a model that learns from them.
 
     Give it several images per call and a `batch_size`: BatchNorm needs batches, and each batch is one step. The adapter
-    is in `adapter`. Its images are what the image processor returns, which MEMO, CoTTA and ROID cannot augment.
+    is in `adapter`. Its images are what the image processor returns, which MEMO, CoTTA and ROID cannot augment. To load
+    a model by name, `transformers.pipeline` takes `pipeline_class=AdaptiveImageClassification` and `method=`.
 
     >>> import acclimate, PIL.Image
     >>> from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
@@ -37,11 +38,17 @@ class AdaptiveImageClassification(ImageClassificationPipeline):
 
     Args:
         method: what makes an adapter from the model, such as `partial(acclimate.EATA, source=clean_batches)`.
-        arguments: what the pipeline takes, such as `model`, `image_processor` and `device`.
+        model: a loaded model.
+        arguments: what the pipeline takes, such as `image_processor` and `device`.
     """
 
-    def __init__(self, *, method: Callable[[nn.Module], nn.Module], **arguments: Any) -> None:
-        super().__init__(**arguments)  # type: ignore[no-untyped-call]
+    def __init__(self, *, method: Callable[[nn.Module], nn.Module], model: Any, **arguments: Any) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"model={model!r}: expected a loaded model. To load one by name, use transformers.pipeline("
+                '"image-classification", model=NAME, pipeline_class=AdaptiveImageClassification, method=METHOD)'
+            )
+        super().__init__(model=model, **arguments)  # type: ignore[no-untyped-call]
         self.adapter: Any = method(self.model)
 
     def _forward(self, model_inputs: Any) -> ImageClassifierOutput:  # type: ignore[override]
