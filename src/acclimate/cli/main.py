@@ -67,7 +67,7 @@ except ImportError as error:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Test-time adaptation for PyTorch vision models: efficient, calibrated, without forgetting.",
+    help="Test-time adaptation for PyTorch: vision models that keep adapting to the unlabelled stream they receive.",
 )
 app.add_typer(paper, name="paper")
 app.command()(serve)
