@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def test_the_doctor_says_what_is_missing_and_how_to_get_it(monkeypatch: pytest.M
 
     monkeypatch.setattr(doctor, "version", missing)
     for each in doctor.PACKAGES:
-        found, text = doctor.look(each)
+        found, text = doctor.find_package(each)
         assert not found
         assert each.wanted_by in text
         assert f"[{each.extra}]" in text if each.extra else f"pip install {each.package}" in text
@@ -48,9 +49,34 @@ def test_the_doctor_finds_builds_that_do_not_fit(monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("operator torchvision::nms does not exist")
 
     monkeypatch.setattr(doctor, "import_module", broken)
-    found, text = doctor.look(next(each for each in doctor.PACKAGES if each.package == "torchvision"))
+    found, text = doctor.find_package(next(each for each in doctor.PACKAGES if each.package == "torchvision"))
     assert not found
     assert "nms" in text
+
+
+def test_the_doctor_imports_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers itself can be imported beside a torchvision that cannot."""
+    lazy = ModuleType("transformers")
+
+    def broken(name: str) -> None:
+        raise ModuleNotFoundError(f"Could not import {name}") from RuntimeError("torchvision::nms does not exist")
+
+    lazy.__getattr__ = broken
+    monkeypatch.setitem(sys.modules, "transformers", lazy)
+    found, text = doctor.find_package(next(each for each in doctor.PACKAGES if each.package == "transformers"))
+    assert not found
+    assert "nms" in text
+
+
+def test_the_doctor_tests_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, seen = torch.get_num_threads(), []
+    monkeypatch.setattr(doctor, "_adapts", lambda _: seen.append(torch.get_num_threads()) or True)
+    torch.set_num_threads(2)
+    try:
+        assert doctor.self_test("cpu")
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_the_doctor_finds_a_sick_patient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -298,11 +298,11 @@ def _library(module: str, *names: str) -> Any:
             getattr(library, name)
     except (ImportError, RuntimeError) as error:  # a torchvision built for another torch raises the latter
         package = module.partition(".")[0]
-        raise NetworkError(f"{package} cannot be imported: {_import_remedy(error, package)}") from error
+        raise NetworkError(f"{package} cannot be imported: {import_remedy(error, package)}") from error
     return library
 
 
-def _import_remedy(error: BaseException, package: str) -> str:
+def import_remedy(error: BaseException, package: str) -> str:
     """Name the package to install: the missing one, or the one in which the import failed first."""
     while error.__cause__ is not None:
         error = error.__cause__

