@@ -14,6 +14,7 @@ import tomllib
 import torch
 from typer.testing import CliRunner
 
+from acclimate import __version__
 from acclimate.bench.networks import load_network
 from acclimate.cli import app, doctor
 
@@ -113,6 +114,8 @@ def test_the_citation_can_be_read() -> None:
     yaml = pytest.importorskip("yaml")
     content = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert content["cff-version"] == "1.2.0"
+    assert f"## {content['version']} ({content['date-released']})" in (ROOT / "CHANGELOG.md").read_text()
+    assert content["version"] == __version__
     assert content["preferred-citation"]["url"].startswith("https://arxiv.org/abs/")
     for file in (ROOT / ".github").rglob("*.yml"):
         assert yaml.safe_load(file.read_text())
