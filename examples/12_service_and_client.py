@@ -6,8 +6,7 @@ A server in a process of its own adapts to the foggy digits that a client sends,
 """
 
 # %%
-# ``acclimate serve`` with no options serves the embedded network. Here it takes a free port, and a folder that is
-# removed at the end:
+# The digits in fog:
 import json
 import re
 import subprocess
@@ -23,21 +22,13 @@ from PIL import Image
 from acclimate.data.corruptions import corrupt
 from acclimate.data.digits import load_digits
 
-folder = TemporaryDirectory()
-command = [sys.executable, "-m", "acclimate", "serve", "--port", "0", "--state", folder.name, "--batch-size", "32"]
-command += ["--log", "text"]
-server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-address = next(found[0] for line in server.stderr if (found := re.search(r"http://[\d.]+:\d+", line)))
-
-# %%
-# The digits in fog:
 test = load_digits()[1]
 foggy = corrupt(test.x[:256], "fog", 4, torch.Generator().manual_seed(0))
 
 
 # %%
 # A client sends pictures. curl would do, too: ``curl -F file=@digit.png http://127.0.0.1:8000/predict``
-def classify(image: torch.Tensor) -> dict:
+def classify(address: str, image: torch.Tensor) -> dict:
     picture = BytesIO()
     Image.fromarray((255 * image[0]).byte().numpy()).save(picture, "PNG")
     request = Request(f"{address}/predict", picture.getvalue(), {"Content-Type": "image/png"})
@@ -45,10 +36,21 @@ def classify(image: torch.Tensor) -> dict:
         return json.load(response)["predictions"][0]
 
 
-answers = [classify(image) for image in foggy]
+# %%
+# ``acclimate serve`` with no options serves the embedded network. Here it takes a free port, and a folder that is
+# removed at the end. Ctrl-C or a signal ends the server, which writes its state first:
+with TemporaryDirectory() as folder:
+    command = [sys.executable, "-m", "acclimate", "serve", "--port", "0", "--state", folder, "--batch-size", "32"]
+    server = subprocess.Popen([*command, "--log", "text"], stderr=subprocess.PIPE, text=True)
+    try:
+        address = next(found[0] for line in server.stderr if (found := re.search(r"http://[\d.]+:\d+", line)))
+        answers = [classify(address, image) for image in foggy]
+    finally:
+        server.terminate()
+        server.communicate()
 
 # %%
-# Each answer has a label, a calibrated confidence, the entropy, how far the prediction is from that of the source
+# Each answer has a label, a confidence, the entropy, how far the prediction is from that of the source
 # network, and whether the image was learned from. The server learns from 32 images at a time:
 print(answers[-1])
 right = torch.tensor([answer["class"] for answer in answers]) == test.y[:256]
@@ -65,9 +67,3 @@ axis.plot(apart, ".", markersize=3, label="distance from the source's prediction
 axis.set(xlabel="image", ylim=(0, 1))
 axis.legend(loc="lower right")
 figure.tight_layout()
-
-# %%
-# Ctrl-C or a signal ends the server. It writes its state first:
-server.terminate()
-server.communicate()
-folder.cleanup()

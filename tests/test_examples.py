@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -33,6 +34,25 @@ def test_example_runs(
         plt.close("all")
         torch.set_num_threads(threads)
     assert [*tmp_path.iterdir()] == [], "it leaves files where it was started"
+
+
+def test_the_server_ends_with_a_client_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+
+    def refuse(_: object) -> None:
+        raise OSError("the client fails")
+
+    server = SimpleNamespace(
+        stderr=["at http://127.0.0.1:1"],
+        terminate=lambda: ended.append("asked"),
+        communicate=lambda: ended.append("gone"),
+    )
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: server)
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    (example,) = (path for path in EXAMPLES if path.name.startswith("12"))
+    with pytest.raises(OSError, match="the client fails"):
+        runpy.run_path(str(example))
+    assert ended == ["asked", "gone"]
 
 
 def test_examples_have_a_title_and_download_nothing() -> None:
