@@ -53,5 +53,5 @@ def _warn_of_trap(adapter: Chooser, setting: str) -> None:
     also = " and no detach_statistics" * adapter.detach_statistics
     warn(
         f"{type(adapter).__name__}: {setting} stops gradients through the batch statistics of BatchNorm. Networks then "
-        f"adapt less and forget, by several points of accuracy (docs/engine.md). Use strategy={sound}{also}"
+        f"adapt less and forget: several points of accuracy in our measurements. Use strategy={sound}{also}"
     )
