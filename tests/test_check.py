@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import acclimate
 from acclimate import METHODS, Adapter
 from acclimate.cli import app
+from acclimate.cli.check import find_method
 from acclimate.contract import PROMISES, BrokenPromiseError, Subject
 from acclimate.functional import entropy
 
@@ -224,8 +225,34 @@ def test_the_contract_is_run_on_a_plug_in() -> None:
     kept = command("check", "their_package:Theirs", "--set", "most=2.0")
     assert all(promise in kept for promise in PROMISES)
     assert "✗" in command("check", "their_package:Careless", code=1)
-    for name in ("nowhere:Nothing", "their_package", "json:loads"):
+    for name in (
+        "nowhere:Nothing",
+        "their_package",
+        "json:loads",
+        "their_package:Nothing",
+        "their_package:Theirs.most",
+    ):
         command("check", name, code=2)
+
+
+def test_a_nested_class_is_found(plugin: Path) -> None:
+    (plugin / "their_package.py").write_text(f"{PLUGIN}\nclass Outer:\n    Inner = Theirs\n")
+    assert find_method("their_package:Outer.Inner").__name__ == "Theirs"
+
+
+@pytest.mark.parametrize("content", ["def f(:", "1 / 0", "nobody"])
+def test_a_module_that_cannot_be_imported_is_one_line(content: str, plugin: Path) -> None:
+    (plugin / "their_broken.py").write_text(f"\n{content}")
+    (line,) = command("check", "their_broken:Theirs", code=2).splitlines()
+    assert "their_broken.py, line 2" in line
+
+
+@pytest.mark.usefixtures("plugin")
+@pytest.mark.parametrize("argument", ["most=abc", "lr=abc", "mist=1"])
+def test_a_bad_argument_is_one_line(argument: str) -> None:
+    words = ["--set", argument, "--set", "max_step=1.0"]
+    (line,) = command("check", "their_package:Theirs", *words, code=2).splitlines()
+    assert argument in line
 
 
 @pytest.mark.usefixtures("plugin")

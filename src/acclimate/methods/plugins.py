@@ -31,7 +31,7 @@ class Methods(dict[str, type[Adapter]]):
             raise ImportError(f"the plug-in {name} ({found.value}) could not be imported: {error}") from error
         if not (isinstance(method, type) and issubclass(method, Adapter)):
             raise TypeError(
-                f"the plug-in {name} ({found.value}) is no method: expected a subclass of acclimate.Adapter"
+                f"the plug-in {name} ({found.value}) is not a method: expected a subclass of acclimate.Adapter"
             )
         return method
 
