@@ -41,8 +41,8 @@ def environment(folder: Path, *packages: object) -> Path:
     return folder / "bin"
 
 
-def build(folder: Path) -> Path:
-    """Build both archives, and the wheel once more from the sdist; return the wheel."""
+def build(folder: Path) -> tuple[Path, Path]:
+    """Build both archives, and the wheel once more from the sdist; return sdist and wheel."""
     programs = environment(folder / "builder", "hatchling")
     run(programs / "python", "-m", "hatchling", "build", "-d", folder / "dist", cwd=ROOT)
     (sdist,) = (folder / "dist").glob("*.tar.gz")
@@ -59,7 +59,7 @@ def build(folder: Path) -> Path:
         sys.exit("the wheel that the sdist makes is another one")
     look_into(wheel)
     print(f"{sdist.name}: {sdist.stat().st_size / 1e6:.1f} MB, {wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")
-    return wheel
+    return sdist, wheel
 
 
 def look_into(wheel: Path) -> None:
@@ -77,12 +77,13 @@ def look_into(wheel: Path) -> None:
 
 
 def main() -> None:
-    """Check the library alone, then with the benchmark, then its types."""
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        wheel = build(folder)
-        alone = environment(folder / "alone", wheel)
-        print(run(alone / "python", "-c", SMOKE, cwd=folder), end="")
+    """Check the library alone, from both archives, then with the benchmark, then its types."""
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        sdist, wheel = build(folder)
+        for name, archive in (("from-sdist", sdist), ("alone", wheel)):
+            alone = environment(folder / name, archive)
+            print(run(alone / "python", "-c", SMOKE, cwd=folder), end="")
         print(run(alone / "acclimate", cwd=folder, code=1), end="")  # names the extra that it lacks
         whole = environment(folder / "whole", f"{wheel}[bench]", "mypy")
         print(run(whole / "acclimate", "doctor", cwd=folder), end="")
