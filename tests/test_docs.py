@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 from acclimate import EATA, EATAC, METHODS, Source
 from acclimate.bench.networks import load_network
 from acclimate.bench.own_networks import digits_resnet
 from acclimate.bench.result_folder import read_results
+from acclimate.cli import app
 from acclimate.core.settings_file import is_settings_file, read_settings
 from acclimate.data.digits import load_digits
 from acclimate.paper.numbers import Numbers
@@ -54,6 +57,34 @@ def test_code_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     }
     for block in blocks(page):
         exec(block, names)
+
+
+def commands(page: str) -> list[str]:
+    """What follows `acclimate` in the page's shell blocks."""
+    found = re.findall(r"^```(\S*).*?\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+    shell = "\n".join(block for kind, block in found if kind in ("", "bash")).replace("\\\n", " ")
+    return re.findall(r"^ *(?:torchrun .* -m )?acclimate (.*)", shell, re.MULTILINE)
+
+
+def unknown(line: str) -> set[str]:
+    """Names in a command line that are neither commands nor options. Nothing is run."""
+    command, words = typer.main.get_command(app), shlex.split(line, comments=True)
+    while hasattr(command, "commands"):
+        if words[0] not in command.commands:
+            return {words[0]}
+        command = command.commands[words.pop(0)]
+    known = {"--help", *(name for option in command.params for name in (*option.opts, *option.secondary_opts))}
+    return {name[0] for word in words if (name := re.match(r"--[a-z][a-z-]*(?==|$)", word))} - known
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+def test_shell_commands_exist(page: str) -> None:
+    assert [(line, names) for line in commands(page) if (names := unknown(line))] == []
+
+
+def test_unknown_commands_are_found() -> None:
+    assert unknown("walk --method eata") == {"walk"}
+    assert unknown("paper run lifelong --speed=3 --scale digits $gpu  # --more") == {"--speed"}
 
 
 @pytest.mark.parametrize("page", PAGES)
