@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 
 import acclimate
+from acclimate.data import load_digits
 from acclimate.data.corruptions import corrupt
-from acclimate.data.digits import load_digits
 
 torch.manual_seed(0)
 train, test = load_digits()

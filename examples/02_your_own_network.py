@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import acclimate
+from acclimate.data import load_digits
 from acclimate.data.corruptions import corrupt
-from acclimate.data.digits import load_digits
 
 
 class Block(nn.Module):

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import acclimate
 from acclimate.bench.networks import load_network
+from acclimate.data import load_digits
 from acclimate.data.corruptions import corrupt
-from acclimate.data.digits import load_digits
 from acclimate.integrations.lightning import Adapt
 from acclimate.integrations.transformers import AdaptiveImageClassification
 

@@ -16,8 +16,8 @@ import torch
 
 import acclimate
 from acclimate.bench.networks import load_network
+from acclimate.data import load_digits
 from acclimate.data.corruptions import corrupt
-from acclimate.data.digits import load_digits
 
 warnings.filterwarnings("ignore", category=UserWarning)  # the guard warns at its first alarm
 net = load_network("digits-vit").model

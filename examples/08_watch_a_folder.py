@@ -19,7 +19,7 @@ from PIL import Image
 
 import acclimate
 from acclimate.bench.networks import load_network
-from acclimate.data.digits import load_digits
+from acclimate.data import load_digits
 
 
 def read(path: Path) -> torch.Tensor:

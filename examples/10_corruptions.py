@@ -10,8 +10,8 @@ import matplotlib.pyplot as plt
 import torch
 
 from acclimate.bench.figures import examples
+from acclimate.data import load_digits
 from acclimate.data.corruptions import BENCHMARK, EXTRA, corrupt
-from acclimate.data.digits import load_digits
 
 digits = load_digits()[1].x[:8]
 

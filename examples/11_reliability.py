@@ -15,8 +15,8 @@ import torch
 import acclimate
 from acclimate.bench.metrics import BINS, Meter
 from acclimate.bench.networks import load_network
+from acclimate.data import load_digits
 from acclimate.data.corruptions import corrupt
-from acclimate.data.digits import load_digits
 
 net = load_network("digits-vit").model
 train, test = load_digits()

@@ -19,8 +19,8 @@ import matplotlib.pyplot as plt
 import torch
 from PIL import Image
 
+from acclimate.data import load_digits
 from acclimate.data.corruptions import corrupt
-from acclimate.data.digits import load_digits
 
 test = load_digits()[1]
 foggy = corrupt(test.x[:256], "fog", 4, torch.Generator().manual_seed(0))

@@ -25,7 +25,7 @@ from .scenes import ACDC, Cityscapes, SceneFolder, Scenes, Weathered
 from .severities import Like
 from .types import DataError, Suite
 
-__all__ = ["SUITES", "DataError", "open_suite"]
+__all__ = ["SUITES", "DataError", "load_digits", "open_suite"]
 
 
 def open_suite(spec: str, preprocess: Preprocess | None = None, cache: Path | str | None = None) -> Suite:
