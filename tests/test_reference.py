@@ -41,8 +41,10 @@ def test_every_public_name_is_listed() -> None:
         thing = getattr(acclimate, name)
         if inspect.isclass(thing) or inspect.isfunction(thing):
             assert thing in shown, f"{name} is not in docs/api/README.md"
-        else:
-            assert name in PAGE or name == "__version__"
+        elif not inspect.ismodule(thing) and name != "__version__":
+            assert f".. py:data:: {name}\n" in PAGE, f"{name} is not in docs/api/README.md"
+            blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)  # test_docs runs them
+            assert any(f"acclimate.{name}" in block for block in blocks), f"{name} has no example"
     assert all(getattr(functional, name) in shown for name in functional.__all__)
 
 
