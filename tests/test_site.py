@@ -64,3 +64,17 @@ def test_the_reference_links_the_examples(site: Path) -> None:
     assert ("acclimate.data.load_digits", "01_timm_and_a_folder") in listed
     pages = {name: (site / "api" / "generated" / f"{name}.html").read_text() for name, _ in listed}
     assert {(name, stem) for name, stem in listed if f"{stem}.html" not in pages[name]} == set()
+
+
+def test_tables_of_text_fit_a_phone(site: Path) -> None:
+    api = pytest.importorskip("playwright.sync_api", reason="needs a browser's driver: pip install playwright")
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("needs Chromium: apt install chromium")
+    with api.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
+        page = started.new_page(viewport={"width": 390, "height": 844})
+        page.goto((site / "choosing.html").as_uri())
+        hidden = "document.querySelector('.bd-article table').scrollWidth - document.documentElement.clientWidth"
+        assert page.evaluate(hidden) < 0
+        started.close()
