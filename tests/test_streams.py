@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from acclimate.bench.run import Run
 from acclimate.cli.main import app
+from acclimate.cli.terminal import RESUMES
 
 SMALL = ["--images", "8", "--shift", "contrast", "--shift", "fog", "--probe", "none"]
 RUN = ["run", "--method", "source", "--method", "tent", *SMALL]
@@ -78,7 +79,7 @@ def test_ctrl_c_says_how_to_go_on(command: str, tmp_path: Path, monkeypatch: pyt
         stopped = CliRunner().invoke(app, words)
     assert stopped.exit_code == 130
     assert "Traceback" not in stopped.output
-    assert "the same command goes on" in stopped.stderr.splitlines()[-1]
+    assert RESUMES in stopped.stderr.splitlines()[-1]
     assert CliRunner().invoke(app, words).exit_code == 0
 
 

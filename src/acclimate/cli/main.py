@@ -186,7 +186,7 @@ def _adapt_to_digits(
 ) -> None:
     from ..bench.report import write_demo
 
-    restart = "results of this command are not kept, so it starts again"
+    restart = "this command saves no partial results; run it again from the start"
     with one_line_errors("cannot run", restart), TemporaryDirectory() as folder:
         plans = demo_plans(methods, networks, images=images, seed=seed, severity=severity, device=device)
         runs = [Run(plan, Path(folder) / plan.model) for plan in plans]

@@ -44,7 +44,7 @@ def only_first_prints() -> None:
 
 @contextmanager
 def one_line_errors(what: str, stopped: str = "") -> Iterator[None]:
-    """Print an expected error in one line, and exit. After Ctrl-C, say how to go on."""
+    """Print an expected error in one line, and exit. After Ctrl-C, say how to continue."""
     try:
         yield
     except EXPECTED as error:
@@ -56,7 +56,7 @@ def one_line_errors(what: str, stopped: str = "") -> Iterator[None]:
         raise typer.Exit(130) from error
 
 
-RESUMES = "the same command goes on after the last finished domain"
+RESUMES = "the same command continues after the last finished domain"
 """What to do after Ctrl-C."""
 
 
