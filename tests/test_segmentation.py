@@ -213,7 +213,7 @@ def test_the_score_of_a_segmenter_is_its_miou() -> None:
         evaluate(Tent(make("seg")), Scenario("fog", [Domain.of("fog", x, torch.full_like(y, 255), 1)]))
     strange = y.clone()
     strange[6, 0, 0] = -100
-    with pytest.raises(ValueError, match="1 pixels have a label that is none of the network's 10 classes"):
+    with pytest.raises(ValueError, match="1 pixels .* 10 classes"):
         evaluate(Tent(make("seg")), Scenario("fog", [Domain.of("fog", x, strange, 1)]))
     with pytest.raises(ValueError, match="labels go up to 12"):
         evaluate(Tent(make("seg")), Scenario("fog", [Domain.of("fog", x, y + 3, 1)]))

@@ -1,6 +1,6 @@
 """Start the command line. Importing torch takes seconds, and Ctrl-C is one line then, too.
 
-This is no part of the package `acclimate`, because importing any part of a package imports the whole of it first.
+This is not part of the package `acclimate`, because importing any part of a package imports the whole of it first.
 """
 
 import os

@@ -171,7 +171,7 @@ class Confusion:
         pairs = self.pairs.cpu()
         if pairs[-1]:
             raise ValueError(
-                f"{int(pairs[-1]):,} pixels have a label that is none of the network's {self.classes} classes: is it "
+                f"{int(pairs[-1]):,} pixels have a label outside the network's {self.classes} classes: is it "
                 f"for other data? {IGNORE} marks pixels that do not count"
             )
         counts = pairs[:-2].view(self.classes, self.classes).double()  # one row per label

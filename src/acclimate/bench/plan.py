@@ -228,7 +228,7 @@ def check_overrides(
     """Raise for arguments that a method or the guard does not have, or that are `reserved`, for the reason given."""
     _check_methods(overrides.keys() - {"guard"})
     if "guard" in overrides and not guard:
-        raise PlanError("guard has settings, and there is no guard: add --guard, or leave them out")
+        raise PlanError("there are settings for a guard, but no guard: add --guard, or leave them out")
     for method, settings in overrides.items():
         if not isinstance(settings, Mapping):
             raise PlanError(f"overrides of {method} are {settings!r}: expected arguments by name, {{'lr': 0.01}}")

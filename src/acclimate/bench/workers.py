@@ -42,7 +42,7 @@ class SweepError(RuntimeError):
 
 @dataclass(frozen=True)
 class Event:
-    """What happens to a job: it starts, goes on, loses its worker, ends; or it waits for a machine that can run it."""
+    """What happens to a job: it starts, advances, loses its worker, ends; or it waits for a machine that can run it."""
 
     kind: Literal["started", "progress", "lost", "done", "failed", "waiting"]
     index: int

@@ -225,7 +225,7 @@ def moves_and_casts(subject: Subject) -> None:
 
 
 def copies_are_independent(subject: Subject) -> None:
-    """A deep copy goes on alone, from the same state."""
+    """A deep copy continues alone, from the same state."""
     adapter = subject.make()
     adapter(stream()[0])
     other = deepcopy(adapter)

@@ -43,5 +43,5 @@ def _read(file: str | Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} has no settings: expected what `acclimate tune` writes") from error
     if start not in NETWORKS:
-        raise ValueError(f"{path} starts from {start!r}, which is no preset: expected one of {', '.join(NETWORKS)}")
+        raise ValueError(f"{path} starts from {start!r}, which is not a preset: expected one of {', '.join(NETWORKS)}")
     return dict(content)

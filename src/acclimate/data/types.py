@@ -24,7 +24,7 @@ class DataError(ValueError):
 
 
 class BrokenImageError(DataError):
-    """A file that is no image, is damaged, or has pixels whose range is unknown. A stream can leave it out."""
+    """A file that is not an image, is damaged, or has pixels whose range is unknown. A stream can leave it out."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, reason)

@@ -252,7 +252,7 @@ def _layout(value: Any, batch: Any) -> Callable[[Any], Any] | _Batched | None:
 def _times(size: Any, batch: Any) -> int:
     times = size.node.expr / batch
     if times.free_symbols or not times.is_Integer:
-        raise UnfitError(f"its backward has a size of {size}, which is no multiple of the batch")
+        raise UnfitError(f"its backward has a size of {size}, which is not a multiple of the batch")
     return int(times)
 
 

@@ -173,7 +173,7 @@ class EATAC(Adapter):
     def opinions(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits of the network and of a sampled sub-network, without learning.
 
-        The sample comes from the adapter's generator, which goes on.
+        The sample comes from the adapter's generator, which advances.
         """
         x, share = self.admit(x)
         with self._aside(share), self.runner.tf32():

@@ -134,7 +134,7 @@ def presets_in(files: Sequence[str], networks: Mapping[Kind, str]) -> dict[Kind,
         own = [kind for kind, name in networks.items() if name.partition("=")[0] == model]
         if not own:
             known = ", ".join(networks.values())
-            raise PlanError(f"{file} has settings for {model}, which is none of the networks here: {known}")
+            raise PlanError(f"{file} contains settings for {model}, which is not one of the networks here: {known}")
         found |= dict.fromkeys(own, file)
     return found
 

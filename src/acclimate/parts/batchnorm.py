@@ -52,7 +52,7 @@ def _lone(x: Tensor) -> bool:
 
 
 def check_statistics(given: Mode | Sequence[Tensor]) -> Mode | Sequence[Tensor]:
-    """Return statistics to predict with; raise if they are no mode, no share and no tensors."""
+    """Return statistics to predict with; raise if they are neither a mode nor a share nor tensors."""
     if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given <= 1:
         return float(given)
     chosen = isinstance(given, str) and given in ("source", "batch", "detached")
