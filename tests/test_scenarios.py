@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from networks import images, make
@@ -25,6 +27,7 @@ from acclimate.bench.scenarios import (
 from acclimate.bench.stream import SampledDomain, Scenario
 from acclimate.data.folders import Tensors
 from acclimate.data.on_the_fly import Corrupted
+from acclimate.data.types import Part
 
 
 def suite(count: int = 40) -> Corrupted:
@@ -166,6 +169,47 @@ def test_workers_read_the_same_stream() -> None:
     here = lifelong(suite(), shifts=SHIFTS, batch_size=16)
     there = lifelong(suite(), shifts=SHIFTS, batch_size=16, workers=2)
     assert all(torch.equal(a, b) for (a, _), (b, _) in zip(everything(here), everything(there), strict=True))
+
+
+def parts_equal_the_whole(domain: SampledDomain) -> None:
+    """The parts of two and three ranks, one after another, are the batches of one process, bit for bit."""
+    for ranks in (2, 3):
+        parts = [[*replace(domain, part=(rank, ranks)).on("cpu")] for rank in range(ranks)]
+        for (x, y), *own in zip(domain.on("cpu"), *parts, strict=True):
+            joined = torch.cat([part for part, _ in own])
+            assert torch.equal(joined.isnan(), x.isnan())
+            assert torch.equal(joined.nan_to_num(7), x.nan_to_num(7)), f"{domain.name}, {ranks} ranks"
+            assert torch.equal(torch.cat([part for _, part in own]), y)
+            assert max(len(part) for part, _ in own) - min(len(part) for part, _ in own) <= 1
+
+
+@pytest.mark.parametrize("shift", [*suite(1).shifts, *suite(1).extra])
+def test_ranks_get_the_images_of_one_process_for_every_shift(shift: str) -> None:
+    (domain,) = lifelong(suite(13), shifts=[shift], batch_size=6).domains  # of the last batch some get none
+    parts_equal_the_whole(domain)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_ranks_get_the_images_of_one_process_in_every_scenario(name: str) -> None:
+    more = {"poisoned": {"network": make("bn")}, "rounds": {"times": 2}}.get(name, {})
+    shifts = ["contrast", "shot_noise"]
+    for domain in SCENARIOS[name](suite(25), shifts=shifts, severity=2, batch_size=6, **more).domains:
+        parts_equal_the_whole(domain)
+
+
+def test_ranks_read_only_their_part_of_images_without_a_change() -> None:
+    read: list[int] = []
+
+    class Noted(Tensors):
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            read.append(index)
+            return super().__getitem__(index)
+
+    domain = sample_domain("clean", Part(Noted(images(13), torch.arange(13)), ordered=True), batch_size=6)
+    parts_equal_the_whole(domain)
+    read.clear()
+    assert [len(x) for x, _ in replace(domain, part=(1, 3)).on("cpu")] == [2, 2, 0]
+    assert read == [2, 3, 8, 9, 12], "an empty part reads one image for its shape"
 
 
 def test_a_domain_counts_and_measures() -> None:

@@ -125,13 +125,18 @@ class SampledDomain:
             yield self._changed(floating(x), index, chosen), y
 
     def _part_on(self, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield a part of each batch, and only read that. An empty one reads an image for its shape."""
+        """Yield a part of each batch, and only read that. An empty one reads an image for its shape.
+
+        A batch with a change is read and changed whole: the change may depend on the other images.
+        """
         starts = range(0, len(self.picks), self.batch_size)
-        totals = [min(self.batch_size, len(self.picks) - start) for start in starts]
-        shares = [Share.even(total, *self.part) for total in totals]
+        chosen = [[part for part, _ in self.picks[start : start + self.batch_size]] for start in starts]
+        shares = [Share.even(len(parts), *self.part) for parts in chosen]
+        whole = [any(self.parts[number].change is not None for number in {*parts}) for parts in chosen]
+        needed = [Share.even(share.total, 0, 1) if all_ else share for share, all_ in zip(shares, whole, strict=True)]
         rows = [
             [start + share.offset + row for row in range(share.size)] or [start]
-            for start, share in zip(starts, shares, strict=True)
+            for start, share in zip(starts, needed, strict=True)
         ]
         loader = DataLoader(
             _Picked(self.parts, self.picks),
@@ -140,13 +145,12 @@ class SampledDomain:
             pin_memory=device.type == "cuda",
             collate_fn=_as_it_is,
         )
-        read = _moved(self._readable(loader), device)
-        for index, (start, share, (x, y, _)) in enumerate(zip(starts, shares, read, strict=True)):
-            own = floating(x)[: share.size]
-            chosen = [part for part, _ in self.picks[start : start + share.total]]
-            if any(self.parts[number].change is not None for number in set(chosen)):
-                own = share.of(self._changed(share.whole(own), index, chosen))  # random numbers are the whole batch's
-            yield own, y[: share.size]
+        for index, (x, y, parts) in enumerate(_moved(self._readable(loader), device)):
+            share = shares[index]
+            if whole[index]:
+                yield share.of(self._changed(floating(x), index, parts)), share.of(y)
+            else:
+                yield floating(x)[: share.size], y[: share.size]
 
     def _changed(self, moved: Tensor, index: int, chosen: list[int]) -> Tensor:
         """Return a batch with the changes of its parts."""
