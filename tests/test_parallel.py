@@ -47,7 +47,7 @@ def together(ranks: int, *words: str) -> list[tuple[int, str]]:
         for rank in range(ranks)
     ]
     try:
-        said = [process.communicate(timeout=300)[0] for process in processes]
+        said = [process.communicate(timeout=900)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -237,7 +237,7 @@ def test_gradients_are_one_message(size: int, found: Any) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_rank_that_dies_or_falls_silent_stops_the_others(size: int, folder: Path, found: Any) -> None:
-    assert all(rank["silence"].startswith("RankError") for rank in found(size))
+    assert all(said.startswith("RankError") for rank in found(size) for said in rank["silence"])
     for rank in range(size - 1):
         assert torch.load(folder / f"lost-{size}-{rank}.pt").startswith(f"RankError: rank {rank} of {size}")
 

@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from ..checks import read_logits
 from ..parts.batchnorm import Mode, Normalisation, Record, flattened
+from ..parts.ranks import RankError
 from ..parts.subnetwork import Sample, SubNetworks
 from ..parts.world import Share
 
@@ -113,7 +114,7 @@ class Body(nn.Module):
 def _logits(network: nn.Module, x: Tensor) -> Tensor:
     try:
         output = network(x)
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, RankError):
         raise
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"the model failed on a batch of shape {tuple(x.shape)} ({x.dtype}): {error}") from error
