@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from cases import CASES, TABLE
 from networks import make, stream
+from parallel_faults import at_every_rank as faults_at_every_rank
 from parallel_guard import at_every_rank
 from torch import Tensor
 
@@ -171,6 +172,7 @@ def main(folder: Path) -> None:
     own = part(batches()[0], DIVIDED[size][0], rank)
     found["message"] = bytes_of_a_step(build("eata", "ln", {}, ranks="all"), own)
     found["silence"] = [silence(own, family, last=rank == size - 1) for family in ("ln", "bn")]
+    found["faults"] = faults_at_every_rank(folder, raised)
     local = build("tent", "bn", {}, ranks=Ranks(sync_statistics=False))
     found["local statistics"] = outcome(local, [own])
     torch.save(found, folder / f"found-{size}-{rank}.pt")

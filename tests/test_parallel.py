@@ -14,12 +14,17 @@ from typing import Any
 import pytest
 import torch
 from cases import A_TRAP
+from parallel_faults import FAULTS
+from parallel_faults import PLAN as FAULTY
 from parallel_guard import WATCHED, divided, guarded, titles, watch
 from parallel_worker import DIVIDED, batches, build, outcome, part, settings
 from torch import Tensor
 from typer.testing import CliRunner
 
 from acclimate import EATA, METHODS, Adapter, Ranks
+from acclimate.bench.run import Run
+from acclimate.bench.sweep import sweep
+from acclimate.bench.workers import Here
 from acclimate.cli.main import app
 from acclimate.parts.world import ALONE, Share
 
@@ -224,6 +229,27 @@ def test_a_wrong_part_is_rejected_on_all_ranks(size: int, found: Any) -> None:
     *others, last = [rank["rejections"]["engine"] for rank in found(size)]
     assert others == [""] * (size - 1)
     assert last.startswith("ValueError")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
+    """The accuracy per domain of each job of the sweep with faults, in one process without them."""
+    results = sweep([Run(FAULTY, tmp_path_factory.mktemp("undisturbed"))], Here())
+    return [[domain.accuracy for domain in result.domains] for result in results]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_error_of_one_rank_ends_the_job_on_all(fault: str, size: int, found: Any, undisturbed: Any) -> None:
+    """They go on with the next job together, and the same sweep resumes."""
+    guilty, message = {"unreadable": (size - 1, "fog/7.png"), "full": (0, "No space left")}[fault]
+    for rank in found(size):
+        error, after = rank["faults"][fault]
+        assert error.startswith("SweepError: 1 of 2 runs failed")
+        assert f"rank {guilty} of {size}" in error
+        assert message in error
+        assert after["done"], "the other job was done nevertheless"
+        assert after["scores"] == [pytest.approx(scores) for scores in undisturbed]
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sweeps import OPTIONS, PLAN, disturbed, numbers_in, odd
+from sweeps import OPTIONS, PLAN, Unpicklable, disturbed, numbers_in, odd
 from typer.testing import CliRunner
 
 from acclimate.bench import workers as bench_workers
@@ -23,6 +23,7 @@ from acclimate.bench.workers import Event, Here, LostError, Outcome, SweepError,
 from acclimate.cli.main import app
 from acclimate.cli.terminal import RESUMES, repeatable
 from acclimate.cli.workers import Bar, choose_workers, job_bars
+from acclimate.parts.world import World
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,20 @@ def test_a_job_that_fails_does_not_stop_the_others(workers: Workers) -> None:
         (0, "started", ""),
         (3, "progress", "number 4"),
     }
+
+
+def test_an_error_that_other_ranks_may_not_have_ends_the_sweep() -> None:
+    """A rank that goes on with the next job would answer questions of the last one."""
+
+    class Several(World):
+        def agreed(self, error: BaseException) -> bool:
+            return isinstance(error, Unpicklable)
+
+    done = Here(Several()).map(odd, [0, 2, 1, 4], lambda _: None)
+    assert [next(done).value, str(next(done).error)] == [0, "a and b"]
+    with pytest.raises(ValueError, match="one"):
+        next(done)
+    assert [*done] == []
 
 
 def test_a_lost_worker_is_replaced_and_its_job_given_up_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def run(adapter: Adapter | Guard, scenario: Scenario, start: int = 0) -> Iterato
         for part, probe in ((domain, False), *between):
             adapter.new_domain(round=part.round)
             batches = iter(divided(part, adapter.world).on(adapter.device))
-            following = next(batches, None)
+            following = _read(batches, adapter.world)
             if following is None:
                 raise ValueError(f"{part.name}: the domain has no batches")
             while following is not None:
@@ -68,8 +68,14 @@ def run(adapter: Adapter | Guard, scenario: Scenario, start: int = 0) -> Iterato
                 if scenario.resets == "batch":
                     adapter.reset()
                 logits, step, rejected = _answer(adapter, x, tolerant=scenario.tolerant)
-                following = next(batches, None)
+                following = _read(batches, adapter.world)
                 yield BatchResult(part.name, logits, targets, step, following is None, probe, rejected)
+
+
+def _read(batches: Iterator[tuple[Tensor, Tensor]], world: World) -> tuple[Tensor, Tensor] | None:
+    """Return the next batch, or None at the end; where one rank cannot read its part, all raise."""
+    with world.together():
+        return next(batches, None)
 
 
 def _answer(adapter: Adapter | Guard, x: Tensor, *, tolerant: bool) -> tuple[Tensor, Step, bool]:

@@ -25,10 +25,18 @@ def check(run: Run, jobs: Iterable[Job] | None = None) -> None:
     Shifts, source images, methods and their arguments, class counts, the first image, the folder and what is in it.
     `jobs` are those to check for, by default all; there is nothing to check for those that are done.
     """
-    found = {job: run.folder.read(job) for job in (run.plan.jobs() if jobs is None else jobs)}
+    with run.world.together():
+        due = _due(run, run.plan.jobs() if jobs is None else jobs)
+    for method, job in due.items():
+        _check_adapter(run, method, job)
+
+
+def _due(run: Run, jobs: Iterable[Job]) -> dict[str, Job]:
+    """Return a job of each method that is not done, after all checks that need no adapter."""
+    found = {job: run.folder.read(job) for job in jobs}
     due = {job.method: job for job, result in found.items() if result is None or not result.done}
     if not due:
-        return
+        return due
     if run.world.size > 1 and run.plan.skip_broken:
         raise PlanError("several ranks cannot leave out broken images: `acclimate scan` lists them; remove them")
     run.scenario(run.plan.seeds[0])
@@ -44,8 +52,7 @@ def check(run: Run, jobs: Iterable[Job] | None = None) -> None:
             raise PlanError(f"{method} does not fit: {why}. Leave it out")
     run.folder.check_writable()
     run.suite.check_classes(run.outputs)
-    for method, job in due.items():
-        _check_adapter(run, method, job)
+    return due
 
 
 def _check_adapter(run: Run, method: str, job: Job) -> None:

@@ -113,23 +113,24 @@ class ResultFolder:
     def write(self, job: Job, adapter: Adapter | Guard, result: Result) -> None:
         """Write the adapter's state, then the result that belongs to it; then remove older states.
 
-        All ranks of an adapter call this, and the first one writes.
+        All ranks of an adapter call this, and the first one writes. If it cannot, all raise.
         """
         world, locks = adapter.world, isinstance(self.path, Path)
         if not locks and not result.done and self._is_finished(job, world):
             return  # another writer was faster
         before: list[AnyPath] = []
-        if world.rank == 0:
-            write_text(self.path / "plan.json", json.dumps(self.plan.as_dict(), indent=1) + "\n")
-            before = self._states(job) if locks or result.done else []  # another writer may resume from them
+        with world.together():
+            if world.rank == 0:
+                write_text(self.path / "plan.json", json.dumps(self.plan.as_dict(), indent=1) + "\n")
+                before = self._states(job) if locks or result.done else []  # another writer may resume from them
         if not result.done:
             adapter.save(str(self._state(job, result)))
-        if world.rank == 0:
-            result.source_accuracy = self._source_accuracy(job, result)
-            write_text(self._file(job), json.dumps(result.as_dict(), indent=1) + "\n")
-            for path in before:
-                remove(path)
-        world.wait()
+        with world.together():
+            if world.rank == 0:
+                result.source_accuracy = self._source_accuracy(job, result)
+                write_text(self._file(job), json.dumps(result.as_dict(), indent=1) + "\n")
+                for path in before:
+                    remove(path)
 
     def _is_finished(self, job: Job, world: World) -> bool:
         """Return whether the result of a job is done. The first rank looks, and all return the same."""

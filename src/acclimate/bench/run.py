@@ -139,7 +139,8 @@ class Run:
         if not self.plan.guards(job):
             return adapter
         known = source_images is None and (self.plan.source is not None or self.has_clean)
-        held_out = self._held_out(job.seed) if known else None
+        with self.world.together():
+            held_out = self._held_out(job.seed) if known else None
         return Guard(adapter, probe=held_out, seed=job.seed, **self.plan.overrides.get("guard", {}))
 
     def _held_out(self, seed: int) -> list[Tensor]:
@@ -156,11 +157,12 @@ class Run:
         if self.world.size > 1:
             arguments["ranks"] = self.world
         if self.needs_source(job.method):
-            source = self._source(job.seed)
-            if source_images is None:
-                arguments["source"] = [x for x, _ in source.on(plan.device)]
-            else:
-                arguments["source"] = [self.first_images(source, source_images)[0]]
+            with self.world.together():
+                source = self._source(job.seed)
+                if source_images is None:
+                    arguments["source"] = [x for x, _ in source.on(plan.device)]
+                else:
+                    arguments["source"] = [self.first_images(source, source_images)[0]]
         return METHODS[job.method].preset(self.family, self.network.model, **arguments)
 
     def start(self, job: Job, adapter: Adapter | Guard) -> Result:
@@ -177,20 +179,26 @@ class Run:
 
     def do(self, job: Job, on_batch: Callable[[BatchResult, float], None] | None = None) -> Result:
         """Carry out a job, or resume it; a finished one is read. No other process can do the same job meanwhile."""
-        result = self.folder.read(job)
-        if result is not None and result.done:
+        with self.world.together():
+            result = self.folder.read(job)
+        done = result is not None and result.done
+        self.world.same("folder of results", f"one where {job.name} is {'' if done else 'not '}done")
+        if result is not None and done:
             return result
         with on_first(self.world, self.folder.writing(job, self.patience)):
             return self._do(job, on_batch)
 
     def _do(self, job: Job, on_batch: Callable[[BatchResult, float], None] | None) -> Result:
-        result, state = self.folder.find(job)
+        with self.world.together():
+            result, state = self.folder.find(job)
         self.world.same("folder of results", f"one with {state.name if state is not None else 'no state'}")
         if result is not None and result.done:  # in the meantime, by another process
             return result
-        adapter, scenario = self.adapter(job), self.scenario(job.seed)
-        if state is not None:
-            adapter.load(str(state))
+        adapter = self.adapter(job)
+        with self.world.together():
+            scenario = self.scenario(job.seed)
+            if state is not None:
+                adapter.load(str(state))
         result = result or self.start(job, adapter)
         clean = self.clean(job.seed) if self.plan.probe == "snapshot" and self.has_clean else None
 
@@ -198,9 +206,13 @@ class Run:
             self.folder.write(job, adapter, result)
 
         try:
-            return evaluate(adapter, scenario, clean=clean, on_batch=on_batch, on_domain=write, result=result)
-        finally:
-            adapter.reset()  # the next job starts from the source network
+            result = evaluate(adapter, scenario, clean=clean, on_batch=on_batch, on_domain=write, result=result)
+        except BaseException as error:
+            if self.world.agreed(error):  # otherwise no other rank would answer a guard's messages
+                adapter.reset()
+            raise
+        adapter.reset()  # the next job starts from the source network
+        return result
 
     # Network and data -------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
+from ..parts.world import ALONE, World
+
 __all__ = [
     *("ATTEMPTS", "Event", "Here", "LostError", "OnEvent", "Outcome", "Report", "SweepError", "Workers", "carry_out"),
     *("carried_out", "lost", "packed", "unpacked"),
@@ -84,9 +86,16 @@ class Workers(ABC):
 
 
 class Here(Workers):
-    """Jobs run in this process, one after another."""
+    """Jobs run in this process, one after another.
+
+    Several ranks carry out the same jobs. An error that not all of them have raised ends the sweep: a rank that went on
+    to the next job would talk to ranks that are still in the last one.
+    """
 
     parallel = False
+
+    def __init__(self, world: World = ALONE) -> None:
+        self.world = world
 
     def map(
         self, work: Callable[[J, Report], R], jobs: Sequence[J], on_event: OnEvent
@@ -101,6 +110,8 @@ class Here(Workers):
             try:
                 outcome = Outcome(index, work(job, report))
             except Exception as error:
+                if not self.world.agreed(error):
+                    raise
                 traceback.clear_frames(error.__traceback__)  # they may hold memory of a GPU
                 outcome = Outcome(index, error=error)
             yield outcome

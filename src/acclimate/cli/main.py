@@ -240,11 +240,12 @@ def run(
         world = stack.enter_context(joined(plan.device))
         if world.size > 1 and not isinstance(workers, Here):
             raise PlanError("under torchrun the ranks share each batch, so that runs are carried out --on here")
-        job = Run(plan if workers.here else replace(plan, device="cpu"), folder, world=world)
-        if "methods" not in {**content, **options} and (unfit := preflight.unfit(job)):
-            job = preflight.fitting(job)
-            for name, why in unfit.items():
-                say(f"{name} is left out: {escape(why)}")
+        with world.together():
+            job = Run(plan if workers.here else replace(plan, device="cpu"), folder, world=world)
+            if "methods" not in {**content, **options} and (unfit := preflight.unfit(job)):
+                job = preflight.fitting(job)
+                for name, why in unfit.items():
+                    say(f"{name} is left out: {escape(why)}")
         preflight.check(job)
         for hint in preflight.hints(job):
             say(escape(hint))
@@ -255,7 +256,8 @@ def run(
             return
         say_without_locks(folder)
         with on_first(world, locked(folder)):
-            results = _carry_out([Run(replace(job.plan, device=plan.device), folder, job, world)], workers, job)
+            runs = [Run(replace(job.plan, device=plan.device), folder, job, world)]
+            results = _carry_out(runs, workers if world.size == 1 else Here(world), job)
     print_table(job.title, results)
     if skipped := max(result.skipped for result in results):
         say(f"[yellow]{skipped} broken images were left out[/]; `acclimate scan {escape(job.plan.data)}` lists them")

@@ -121,6 +121,8 @@ class Ranks(World):
         error: Exception | None = None
         try:
             yield
+        except RankError:
+            raise
         except Exception as raised:
             error = raised
         if self._reduce(torch.tensor(error is not None, dtype=torch.int64, device=self._host)).item():
@@ -131,7 +133,13 @@ class Ranks(World):
         errors = self._gather_objects(None if error is None else (_plain_type(error), str(error)))
         found = [(rank, *each) for rank, each in enumerate(errors) if each is not None]
         rank, kind, message = min(found, key=lambda each: (each[1] is DivergenceError, each[0]))
-        raise kind(f"rank {rank} of {self.size}: {message}") from error
+        shared = kind(f"rank {rank} of {self.size}: {message}")
+        shared.of_all_ranks = True
+        raise shared from error
+
+    def agreed(self, error: BaseException) -> bool:
+        """Return whether the ranks have exchanged it."""
+        return getattr(error, "of_all_ranks", False)
 
     def sum(self, value: Tensor) -> Tensor:
         """Sum in double precision, and return the value's type. Its gradient assumes that all ranks use it alike."""
@@ -270,9 +278,8 @@ def _default_ranks(sync_statistics: bool) -> Ranks:
 
 def _plain_type(error: Exception) -> type[Exception]:
     """Return the type that other ranks raise."""
-    return next(
-        kind for kind in (DivergenceError, ValueError, TypeError, RuntimeError, Exception) if isinstance(error, kind)
-    )
+    kinds = (DivergenceError, ValueError, TypeError, RuntimeError, OSError, Exception)
+    return next(kind for kind in kinds if isinstance(error, kind))
 
 
 SharedBy: TypeAlias = Ranks | Literal["all"] | None

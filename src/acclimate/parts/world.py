@@ -68,6 +68,10 @@ class World:
         """Let an error inside on one rank be an error on all, so that none waits for another."""
         return nullcontext()
 
+    def agreed(self, error: BaseException) -> bool:  # noqa: ARG002
+        """Return whether all ranks are known to have raised this error, so that they can go on together."""
+        return True
+
     def sum(self, value: Tensor) -> Tensor:
         """Return the sum over ranks."""
         return value
