@@ -729,6 +729,35 @@ def test_two_processes_can_hand_a_camera_over(tmp_path: Path) -> None:
     assert torch.equal(here("a", x[8:]), expected[2])
 
 
+@pytest.mark.parametrize("place", ["folder", "storage"])
+def test_a_stale_copy_does_not_undo_what_another_process_has_learned(place: str, tmp_path: Path) -> None:
+    if place == "storage":
+        pytest.importorskip("fsspec")
+    folder = tmp_path if place == "folder" else f"memory://{tmp_path.name}"
+    x = images(24)
+
+    def cameras() -> Streams:
+        return Streams(CASES["tent"].make(make("ln")), folder=folder, shared=True)
+
+    here, there, alone = cameras(), cameras(), Streams(CASES["tent"].make(make("ln")))
+    expected = [alone("a", batch) for batch in x.split(4)]
+    here("a", x[:4])
+    here.save()
+    assert torch.equal(there("a", x[4:8]), expected[1])
+    there.save()
+    assert torch.equal(here.predict_only("a", x[8:12]), cameras().predict_only("a", x[8:12])), "the copy is read again"
+    assert torch.equal(here("a", x[8:12]), expected[2]), "one batch strays here"
+    here.save()
+    assert torch.equal(there("a", x[12:16]), expected[3])
+    here("a", x[:4])  # both learn, and one writes first
+    there.save()
+    here.save()
+    assert torch.equal(cameras()("a", x[16:20]), expected[4]), "a copy that was read before is not written"
+    assert torch.equal(here("a", x[16:20]), expected[4])
+    there.reset("a")
+    assert torch.equal(here("a", x[:4]), expected[0]), "what another process has reset is gone"
+
+
 # One process in a folder ----------------------------------------------------------------------------------------------
 
 SECOND = """

@@ -27,7 +27,7 @@ except ImportError:  # Windows
 
 __all__ = [
     *("AnyPath", "RemotePath", "is_file", "json_lines", "matching", "read_bytes", "read_text", "remove", "rounded"),
-    *("to_path", "write_bytes", "write_text"),
+    *("to_path", "version", "write_bytes", "write_text"),
 ]
 
 _HOST = hashlib.blake2b(platform.node().encode(), digest_size=4).hexdigest()
@@ -38,6 +38,10 @@ _LIST_AGAIN: dict[Path, float] = {}
 """When a folder of many files may be listed again: that takes a millisecond per thousand files."""
 _ATOMIC = {"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "oci", "oss", "s3", "s3a"}
 """Storage where a file appears when all of it has arrived."""
+_VERSIONED = (
+    *("ETag", "etag", "generation", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created", "size"),
+)
+"""What storage says about a file that changes when it is written, and not when it is read."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,21 @@ def is_file(path: AnyPath) -> bool:
     with _storage_errors(path, "read"):
         system, inner = path.place
         return bool(system.isfile(inner))
+
+
+def version(path: AnyPath) -> str | None:
+    """Return what differs after each write of a file; None if there is no file."""
+    try:
+        if isinstance(path, Path):
+            with path.open("rb") as file:  # `stat` of an NFS client may be some seconds old
+                found = os.fstat(file.fileno())
+            return f"{found.st_ino} {found.st_mtime_ns} {found.st_size}"  # each write makes another file
+        with _storage_errors(path, "read"):
+            system, inner = path.place
+            about = system.info(inner)
+    except FileNotFoundError:
+        return None
+    return " ".join(f"{name}={about[name]}" for name in _VERSIONED if about.get(name) is not None)
 
 
 def matching(folder: AnyPath, pattern: str) -> list[AnyPath]:

@@ -16,7 +16,7 @@ from typing_extensions import Self
 from ..checks import warn
 from ..core.adapter import Statistics
 from ..core.snapshot import Snapshot
-from ..files import AnyPath, is_file, matching, read_text, remove, to_path, write_text
+from ..files import AnyPath, is_file, matching, read_text, remove, to_path, version, write_text
 from .folder_lock import FolderLock
 
 __all__ = ["Stateful", "Streams"]
@@ -81,8 +81,9 @@ class Streams:
         adapter: an adapter or a guard.
         most: the number of states in memory. The one that was used least recently makes room.
         folder: where the other states are, also in storage (`s3://bucket/states`); None forgets them.
-        shared: other processes use the folder, too. A state that is not in memory is looked up in the folder each time.
-            If two processes have one camera at the same time, the last to write it wins.
+        shared: other processes use the folder, too. Each call looks whether another process has written the camera's
+            state since it was last read or written here, which is one request in storage. If so, the file counts: it is
+            read again, and what was learned here since is lost.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Streams:
         self._states: OrderedDict[str, Snapshot] = OrderedDict()  # the current one's is of when it came
         self._changed: set[str] = set()  # differ from their files
         self._stored: dict[str, AnyPath] = {}
+        self._versions: dict[str, str | None] = {}  # of the files of states in memory, where they are shared
         self._lock = FolderLock(self.folder) if isinstance(self.folder, Path) and not shared else None
         self._warned = False
         self._hold(look=True)
@@ -221,13 +223,21 @@ class Streams:
             raise ValueError(f"the name of a camera is a string with at least one character, got {key!r}")
         key.encode()  # raises for half of a surrogate pair, which no file can have
         self._hold()
-        if self.shared and self.folder is not None and key not in self._states:
-            path = self.folder / f"{_hash(key)}.safetensors"
-            if is_file(path):
-                self._stored[key] = path
-            else:
-                self._stored.pop(key, None)
+        if self.shared and self.folder is not None:
+            self._look(key)
         return key in self
+
+    def _look(self, key: str) -> None:
+        """Find the file of a camera; forget a state if another process has written or removed its file since."""
+        assert self.folder is not None  # noqa: S101
+        path = self.folder / f"{_hash(key)}.safetensors"
+        found = version(path)
+        if found is not None:
+            self._stored[key] = path
+        else:
+            self._stored.pop(key, None)
+        if key in self._states and found != self._versions.get(key):
+            self._forget(key)
 
     def _switch(self, key: str) -> None:
         """Bring the state of a camera into the network. If anything raises, no state is lost."""
@@ -244,7 +254,12 @@ class Streams:
     def _find(self, key: str) -> Snapshot:
         if key in self._states:
             return self._states[key]
-        return self.adapter.read(str(self._stored[key])) if key in self._stored else self._start
+        path = self._stored.get(key)
+        if path is None:
+            return self._start
+        if self.shared:
+            self._versions[key] = version(path)  # before it is read: a later write is then noticed
+        return self.adapter.read(str(path))
 
     def _keep(self) -> None:
         """Keep the state of the current camera, and note whether it has changed."""
@@ -277,17 +292,24 @@ class Streams:
         """Write a state that has changed: its name first, so that each state has one."""
         assert self.folder is not None  # noqa: S101
         self._hold()
+        if self.shared:
+            self._look(key)
+            if key not in self._states:  # another process was faster
+                return
         path = self.folder / f"{_hash(key)}.safetensors"
         if key not in self._stored:
             write_text(_name_file(path), key)
         self.adapter.save(str(path), self._states[key])
         self._stored[key] = path
         self._changed.discard(key)
+        if self.shared:
+            self._versions[key] = version(path)
 
     def _forget(self, key: str) -> None:
         """Remove a state from the memory."""
         self._states.pop(key, None)
         self._changed.discard(key)
+        self._versions.pop(key, None)
         if key == self.current:
             self.current = None
 

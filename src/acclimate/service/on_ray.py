@@ -3,7 +3,7 @@
 Each replica owns a network. A request with the header `serve_multiplexed_model_id: CAMERA` goes to the replica that has
 the camera's state. States are in one folder that all replicas see. They are written every `save_every` seconds and
 before they leave a replica, so that a replica that dies loses at most that much. If a busy replica makes the router
-choose another one, both have the camera for a while, and the last to write wins.
+choose another one, both have the camera for a while; a replica whose copy is older than the file reads it again.
 """
 
 from __future__ import annotations
