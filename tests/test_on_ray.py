@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from sweeps import OPTIONS, PLAN, beat, disturbed, numbers_in, odd, resources
 from typer.testing import CliRunner
 
 from acclimate.bench import workers as bench_workers
-from acclimate.bench.on_ray import OnRay
+from acclimate.bench.on_ray import OnRay, _Sweep
 from acclimate.bench.plan import PlanError
 from acclimate.bench.run import Run
 from acclimate.bench.sweep import sweep
@@ -70,6 +71,33 @@ def test_a_sweep_has_the_same_results(
     events.clear()
     sweep([Run(PLAN, Path("out"))], OnRay(), events.append)
     assert "progress" not in {event.kind for event in events}, "what is done is only read"
+
+
+def test_reports_that_are_late_are_not_lost() -> None:
+    """Without a cluster: an actor answers once, after the driver has waited in vain."""
+    taken, waits = [[(0, 0, ""), (0, 3, "half")], [(0, 6, "end")]], iter([True, False, False])
+
+    class Ray:
+        exceptions = ray.exceptions
+        util = SimpleNamespace(scheduling_strategies=SimpleNamespace(NodeAffinitySchedulingStrategy=lambda *_, **__: 0))
+
+        def get_runtime_context(self) -> Any:
+            return SimpleNamespace(get_node_id=lambda: "00")
+
+        def remote(self, _: object) -> Any:
+            actor = SimpleNamespace(take=SimpleNamespace(remote=lambda: taken.pop(0)))
+            return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: actor))
+
+        def get(self, reference: Any, timeout: float) -> Any:
+            if next(waits):
+                raise ray.exceptions.GetTimeoutError
+            return reference
+
+    events: list[Event] = []
+    sweep_ = _Sweep(Ray(), OnRay(), events.append)
+    for _ in range(3):
+        sweep_._report({0})
+    assert [(event.kind, event.done) for event in events] == [("started", 0), ("progress", 3), ("progress", 6)]
 
 
 def test_failing_and_dying_jobs_do_not_stop_the_others(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:

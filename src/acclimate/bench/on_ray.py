@@ -52,6 +52,7 @@ class OnRay(Workers):
 class _Sweep:
     def __init__(self, ray: Any, workers: OnRay, on_event: OnEvent) -> None:
         self.ray, self.workers, self.on_event = ray, workers, on_event
+        self._asked: Any = None  # an answer of the reports that is still to come
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=True
         )  # what other nodes report must not be lost with one of them
@@ -97,11 +98,19 @@ class _Sweep:
             return lost(index, attempt, reason, self.on_event)
 
     def _report(self, running: set[int]) -> None:
-        """Pass on what the jobs have reported."""
-        with suppress(self.ray.exceptions.RayError):
-            for index, done, note in self.ray.get(self.reports.take.remote(), timeout=5):
-                if index in running:
-                    self.on_event(Event("progress", index, note, done) if note else Event("started", index))
+        """Pass on what the jobs have reported. A late answer is waited for again: only it has what it took."""
+        if self._asked is None:
+            self._asked = self.reports.take.remote()
+        try:
+            reported = self.ray.get(self._asked, timeout=5)
+        except self.ray.exceptions.GetTimeoutError:
+            return
+        except self.ray.exceptions.RayError:  # the reports are being restarted
+            reported = []
+        self._asked = None
+        for index, done, note in reported:
+            if index in running:
+                self.on_event(Event("progress", index, note, done) if note else Event("started", index))
 
     def _check_resources(self, count: int) -> None:
         """Say that no machine of the cluster can carry out a job, for now."""
