@@ -313,7 +313,7 @@ class Subject:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(600)
         if any(thread.is_alive() for thread in threads):
             return "a thread waits for ever"
         return repr(failed[0]) if failed else self._lost()

@@ -59,7 +59,7 @@ def hang(marker: Path) -> None:
     import ray
 
     marker.write_text(ray.get_runtime_context().get_node_id())
-    time.sleep(60)
+    time.sleep(600)
 
 
 def disturbed(task: tuple[Run, Job, str, Path], report: Report) -> Result:

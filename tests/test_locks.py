@@ -73,11 +73,11 @@ def test_recipes_have_one_command(tmp_path: Path) -> None:
 
 
 HOLD = """
-import sys, time, filelock
+import sys, filelock
 lock = filelock.FileLock(sys.argv[1])
 lock.acquire()
 print(flush=True)
-time.sleep(60)
+sys.stdin.read()
 """
 
 
@@ -86,7 +86,8 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
         pass
     lock, owner = tmp_path / ".locks" / "job.lock", tmp_path / ".locks" / "job.json"
     assert not owner.exists()
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], **pipes) as process:
         try:
             assert process.stdout is not None
             process.stdout.readline()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from machine import free_port, only_ray_cluster
 from sweeps import OPTIONS, PLAN, beat, disturbed, numbers_in, odd, resources
 from typer.testing import CliRunner
 
@@ -36,19 +36,27 @@ with warnings.catch_warnings():
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A head that runs no jobs, and two nodes with one CPU and a GPU that does not exist."""
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+    with only_ray_cluster(), pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("OMP_NUM_THREADS", "1")
         quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
-        head = {"num_cpus": 0, "include_dashboard": False, "_system_config": quick}
+        head = {"num_cpus": 0, "include_dashboard": False, "_system_config": quick, "wait": False}
         cluster = Cluster(initialize_head=True, head_node_args=head)
-        for _ in range(2):
-            cluster.add_node(num_cpus=1, num_gpus=1)
-        ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
-        yield cluster
-        ray.shutdown()
-        cluster.shutdown()
+        try:
+            add_nodes(cluster, 2)
+            ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+def add_nodes(cluster: Any, count: int) -> None:
+    """Add nodes; a slow machine needs longer than the 30 s for which `add_node` waits."""
+    for _ in range(count):
+        cluster.add_node(wait=False, num_cpus=1, num_gpus=1)
+    cluster.wait_for_nodes(timeout=180)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +75,9 @@ def test_a_sweep_has_the_same_results(
     results = sweep([Run(PLAN, Path("out"))], OnRay(), events.append)
     assert [result.done for result in results] == [True] * 3
     assert numbers_in(tmp_path / "out") == numbers_in(whole), "in a folder with a relative name"
-    assert {event.kind for event in events} == {"started", "progress", "done"}
+    kinds = {event.kind for event in events}
+    assert kinds >= {"started", "progress", "done"}
+    assert "failed" not in kinds
     events.clear()
     sweep([Run(PLAN, Path("out"))], OnRay(), events.append)
     assert "progress" not in {event.kind for event in events}, "what is done is only read"
@@ -126,7 +136,7 @@ def test_killing_a_worker_and_a_node_loses_nothing(cluster: Any, whole: Path, tm
     killer.start()
     carry_out(OnRay(), disturbed, tasks, events.append)
     killer.join()
-    cluster.add_node(num_cpus=1, num_gpus=1)  # for the other tests
+    add_nodes(cluster, 1)  # for the other tests
     names = [job.name for job in PLAN.jobs()]
     lost = {names[event.index] for event in events if event.kind == "lost"}
     assert lost >= {"tent-seed0", "eata-seed0"}, "and the third, if its node held its result or was slow to answer"
@@ -145,7 +155,7 @@ def test_a_job_that_fits_no_machine_waits_and_says_so(cluster: Any) -> None:
     def on_event(event: Event) -> None:
         if event.kind == "waiting":
             said.append(event.note)
-            nodes.append(cluster.add_node(num_cpus=1, num_gpus=3))
+            nodes.append(cluster.add_node(wait=False, num_cpus=1, num_gpus=3))
 
     assert [outcome.error for outcome in OnRay(gpus=3).map(odd, [0], on_event)] == [None]
     assert len(said) == 1
@@ -170,7 +180,7 @@ def test_an_interrupted_sweep_ends_its_jobs(cluster: Any, tmp_path: Path) -> Non
 
     with pytest.raises(KeyboardInterrupt):
         next(OnRay().map(beat, markers, interrupt))
-    until, quiet = time.monotonic() + 30, 0
+    until, quiet = time.monotonic() + 180, 0
     while quiet < 8 and time.monotonic() < until:
         before = [marker.exists() and marker.read_text() for marker in markers]
         time.sleep(0.25)
@@ -179,38 +189,50 @@ def test_an_interrupted_sweep_ends_its_jobs(cluster: Any, tmp_path: Path) -> Non
     assert quiet == 8, "a job goes on for nobody"
 
 
-def test_ctrl_c_cancels_and_the_same_command_resumes(cluster: Any, whole: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    command = ["run", *OPTIONS, "--on", "ray", "--out", str(out)]
-    environment = {**os.environ, "RAY_ADDRESS": cluster.address}
-    program = [sys.executable, "-m", "acclimate", *command]
-    with subprocess.Popen(program, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
-        until = time.monotonic() + 120
-        while not [*out.glob("*-seed0.json")] and time.monotonic() < until:
+def test_ctrl_c_cancels_and_the_same_command_resumes(cluster: Any, tmp_path: Path) -> None:
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    longer = ["run", *OPTIONS, "--images", "384"]  # some seconds are left when the first result is there
+    process = subprocess.Popen(
+        [sys.executable, "-m", "acclimate", *longer, "--on", "ray", "--out", str(out)],
+        env={**os.environ, "RAY_ADDRESS": cluster.address},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
+    try:
+        until = time.monotonic() + 300
+        while not [*out.glob("*-seed0.json")]:
+            assert time.monotonic() < until, "no result"
+            assert process.poll() is None, process.communicate()
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        assert process.stderr is not None
-        message = process.stderr.read().decode()
+        _, message = process.communicate(timeout=300)
+    finally:
+        process.kill()
+        process.wait()
     assert process.returncode == 130, message
     assert "Traceback" not in message
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.stderr
+    for folder, on in ((out, ["--on", "ray"]), (whole, [])):
+        done = CliRunner().invoke(app, [*longer, *on, "--out", str(folder)])
+        assert done.exit_code == 0, done.stderr
     assert numbers_in(out) == numbers_in(whole)
 
 
 def test_an_address_of_ray_client(cluster: Any, whole: Path, tmp_path: Path) -> None:
     """Its server is a process of its own, without the proxy that `ray start` puts before it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     options = ["--host", "127.0.0.1", "--port", str(port), "--mode", "specific-server", "--address", cluster.address]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([sys.executable, "-m", "ray.util.client.server", *options], **quiet) as server:
-        only = OPTIONS[: OPTIONS.index("tent") - 1]  # the source network alone, in one worker
-        command = ["run", *only, "--on", f"ray://127.0.0.1:{port}", "--out", str(tmp_path / "out")]
-        program = [sys.executable, "-m", "acclimate", *command]
-        done = subprocess.run(program, check=False, capture_output=True, text=True, timeout=120)
+    only = OPTIONS[: OPTIONS.index("tent") - 1]  # the source network alone, in one worker
+    command = ["run", *only, "--on", f"ray://127.0.0.1:{port}", "--out", str(tmp_path / "out")]
+    program = [sys.executable, "-m", "acclimate", *command]
+    server = subprocess.Popen([sys.executable, "-m", "ray.util.client.server", *options], **quiet)
+    try:
+        done = subprocess.run(program, check=False, capture_output=True, text=True, timeout=600)
+    finally:
         server.kill()
+        server.wait()
     assert done.returncode == 0, done.stderr
     assert numbers_in(tmp_path / "out") == {"source-seed0.json": numbers_in(whole)["source-seed0.json"]}
 

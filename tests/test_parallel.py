@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from cases import A_TRAP
+from machine import free_port
 from parallel_faults import FAULTS
 from parallel_faults import PLAN as FAULTY
 from parallel_guard import WATCHED, divided, guarded, titles, watch
@@ -38,9 +38,7 @@ def together(ranks: int, *words: str) -> list[tuple[int, str]]:
     """Run a program as torchrun does, in several processes; return the exit code and the output of each."""
     path = os.pathsep.join([str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")])
     shared = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        shared["MASTER_PORT"] = str(free.getsockname()[1])
+    shared["MASTER_PORT"] = str(free_port())
     processes = [
         subprocess.Popen(
             [sys.executable, *words],
