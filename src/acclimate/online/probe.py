@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -45,7 +45,9 @@ class Probe(nn.Module):
         self.register_buffer("images", held_out, persistent=False)
         self.register_buffer("answers", torch.cat([z.argmax(1) for z in logits]), persistent=False)
         before = [_mean(self.disagreements(adapter, random)) for _ in range(32)]
-        self.normal, self.recent = max(before), list[float]()
+        self._typical: Callable[[Sequence[float]], float] = max if adapter.coupled else _mean  # batches are noisy
+        self.normal = max(before) if adapter.coupled else 1.5 * _mean(before)
+        self.recent: list[float] = []
         self.test = ProbeTest(min(0.99, _mean(before) + tolerated), risk=risk)
         self.gauge = ShiftGauge(torch.cat([entropy(z) for z in logits]))
         self.novelty = Novelty(held_out)
@@ -82,8 +84,8 @@ class Probe(nn.Module):
 
     @property
     def forgotten(self) -> bool:
-        """Whether one of the last checks has found more disagreement than there was before anything was learned."""
-        return max(self.recent, default=0.0) > self.normal
+        """Whether the last checks have found clearly more disagreement than there was before anything was learned."""
+        return bool(self.recent) and self._typical(self.recent) > self.normal
 
     def damaged(self, adapter: Adapter, random: Generator) -> bool:
         """Return whether more images than tolerated are predicted differently, in one draw."""

@@ -108,6 +108,8 @@ class Settings:
             if not named or not _HOST.fullmatch(str(name)):
                 expected = "expected host names without scheme and port, such as tta.example.org"
                 raise SettingsError(f"allow_host={name!r}: {expected}")
+        if "://" in self.state:
+            raise SettingsError(f"state={self.state} is not a folder: the server needs one that it can lock")
         if self.queue < self.batch_size:
             raise SettingsError(f"queue={self.queue} is smaller than batch_size={self.batch_size}: no batch would fill")
 

@@ -34,8 +34,6 @@ class Store:
     """The folder of one server."""
 
     def __init__(self, folder: str | Path) -> None:
-        if "://" in str(folder):
-            raise SettingsError(f"--state {folder} is not a folder of this machine: the server needs one it can lock")
         self.folder = Path(folder)
         self.cameras, self.snapshots = self.folder / "cameras", self.folder / "snapshots"
         try:
