@@ -62,6 +62,7 @@ CPU = RESULTS / "cifar10-cpu"
 DIGITS = RESULTS / "digits"
 SINGLE_IMAGES = RESULTS / "digits-single-images"
 GUARDED = RESULTS / "digits-guard"
+GUARDED_ROID = RESULTS / "digits-guard-roid"
 GUARDED_THIRD = RESULTS / "digits-guard-third"
 GUARDED_SECOND = RESULTS / "digits-guard-second"
 NETWORKS = {"resnet": "resnet50", "vit": "vit-base"}
@@ -280,7 +281,6 @@ TABLES: dict[str, Callable[[], Table | str]] = {
     "imports-cpu": partial(measured, imports.table, "imports", "cpu"),
     "bad-luck": partial(measured, bad_luck.table, "bad_luck", "cpu"),
     "guard-cpu": partial(measured, guard.table, "guard", "cpu"),
-    "guard-cifar10-cpu": partial(measured, guard.table, "guard_cifar10", "cpu"),
     "serving-cpu": partial(measured, serving.table, "serving", "cpu"),
     "serving-attacks": partial(measured, serving.attacks_table, "serving", "cpu"),
     "guard-first-cpu": partial(measured, guard.table, "guard_first", "cpu"),
@@ -300,6 +300,7 @@ TABLES: dict[str, Callable[[], Table | str]] = {
         for part in ("resnet", "vit", "resnet-clean", "vit-clean")
     },
     **{f"hostile-guard-{part}": partial(guarded, part) for part in ("resnet", "vit", "resnet-clean", "vit-clean")},
+    "hostile-roid-clean": partial(guarded, "vit-clean", GUARDED_ROID),
     **{
         f"hostile-third-{part}": partial(guarded, part, GUARDED_THIRD)
         for part in ("resnet", "vit", "resnet-clean", "vit-clean")

@@ -217,7 +217,7 @@ def best(found: list[dict[str, Any]]) -> dict[str, Any]:
         key=lambda each: (
             round(min(each["hostile"], each["hostile clean"]), 1),
             round(each["honest"][1], 1),
-            all(each[name] == value for name, value in EARLIER.items()),
+            all(each.get(name) == value for name, value in EARLIER.items()),
         ),
     )
 

@@ -162,7 +162,7 @@ def test_the_defaults_are_those_that_the_rule_has_chosen() -> None:
     above, usual = {policy.signal: policy.above for policy in POLICIES}, inspect.signature(Guard).parameters
     (evidence,) = (policy.action for policy in POLICIES if policy.signal == "evidence")
     assert evidence == chosen.pop("evidence")
-    options = {name: usual[name].default for name in ("pause", "tolerated")}
+    options = {name: usual[name].default for name in ("familiar", "pause")}
     assert {"skew": above["skew"], "collapse": above["collapse"], **options} == pytest.approx(chosen)
 
 

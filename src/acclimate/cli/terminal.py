@@ -62,7 +62,7 @@ RESUMES = "the same command continues after the last finished domain"
 
 def repeatable(words: Sequence[str]) -> list[str]:
     """Return a command without options that do not change its results and may be private: paths, and a cluster."""
-    private = {"--out", "--cache", "--on", "--cpus-per-run", "--gpus-per-run"}
+    private = {"--out", "--cache", "--work", "--on", "--cpus-per-run", "--gpus-per-run"}
     return [
         word
         for last, word in zip(["", *words], words, strict=False)
