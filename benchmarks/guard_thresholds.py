@@ -5,13 +5,13 @@ neither images nor corruptions nor seeds are those that a guard is judged on. A 
 than five points below the source network on it. The rules:
 
 - `skew`, `collapse`: the smallest multiple of 0.02 that no batch of an honest stream exceeds unless it is harmed;
-- `familiar`: the smallest whole number that the novelty of none of 1,000 clean batches exceeds;
 - what follows evidence, and how long to pause: of the choices with which no honest run of EATA or EATA-C loses more
   than 0.1 points against the run without a guard (or else as little as possible), the one whose worst hostile run is
   best, on the stream or on clean images, against the source network; if these are equal to a tenth of a point, the one
   that gains most on honest streams; if that is equal, too, what the earlier guard had.
 
-What is tolerated is not chosen: a tenth, as was set before any guard was measured. Writes `guard_thresholds_cpu.json`.
+Not chosen here are `tolerated`, a tenth, as was set before any guard was measured, and `familiar`, which is above the
+largest novelty of 1,000 clean batches. Writes `guard_thresholds_cpu.json`.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def main() -> None:
         jobs += [("vit", "eta", stream, seeds[0], policies) for stream in HOSTILE]
         rows = each_of(pool, guarded_runs, jobs, "choices")
     found = [summary(rows, choice) for choice in CHOICES]
-    chosen |= {"familiar": math.ceil(novelty), **{name: best(found)[name] for name in CHOICES[0]}}
+    chosen |= {name: best(found)[name] for name in CHOICES[0]}
     result = {"chosen": chosen, "novelty": novelty, "thresholds": thresholds, "choices": found, "runs": rows}
     print(as_markdown(*table(result)), as_markdown(*choices_table(result)), sep="\n\n")
     arguments.device = "cpu"
