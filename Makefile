@@ -19,7 +19,7 @@ compare: $(VENV)/.bench ## compare every method on a shorter stream of the same 
 	$(BIN)/acclimate compare
 
 test: $(VENV)/.dev lint ## ruff, mypy and pytest
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/ruff check .

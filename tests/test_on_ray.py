@@ -191,7 +191,7 @@ def test_an_interrupted_sweep_ends_its_jobs(cluster: Any, tmp_path: Path) -> Non
 
 def test_ctrl_c_cancels_and_the_same_command_resumes(cluster: Any, tmp_path: Path) -> None:
     out, whole = tmp_path / "out", tmp_path / "whole"
-    longer = ["run", *OPTIONS, "--images", "384"]  # some seconds are left when the first result is there
+    longer = ["run", *OPTIONS, "--images", "192"]  # some seconds are left when the first result is there
     process = subprocess.Popen(
         [sys.executable, "-m", "acclimate", *longer, "--on", "ray", "--out", str(out)],
         env={**os.environ, "RAY_ADDRESS": cluster.address},

@@ -757,7 +757,7 @@ def test_chosen_settings_are_a_preset_and_tables_say_so(apart: Scale, tmp_path: 
     mine = Recipe("mine", "", lambda _: [Case("Tent", plan)], RECIPES["mixed"].show)
     reproduce(mine, at, tmp_path / "mine")
     assert "settings-resnet.json" in (tmp_path / "mine" / "mine.md").read_text()
-    with pytest.raises(PlanError, match="none of the networks"):
+    with pytest.raises(PlanError, match="settings-resnet.json"):
         presets_in([str(file)], {"resnet": "digits-resnet"})
 
 

@@ -72,7 +72,8 @@ def test_only_the_header_names_a_camera(tmp_path: Path, monkeypatch: pytest.Monk
         header = camera
         shape = [1, *replica.service.served.shape[1:]]
         images = {"name": "images", "datatype": "FP32", "shape": shape, "data": [0.5] * math.prod(shape)}
-        content = json.dumps({"inputs": [images], **body}).encode() if body or "infer" in path else b""
+        given = {"inputs": [images], **body} if "infer" in path else body
+        content = json.dumps(given).encode() if given else b""
 
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": content, "more_body": False}
