@@ -1,17 +1,18 @@
-"""Choose the settings of the guard: `python -m benchmarks.guard_thresholds [--seeds 2] [--processes 2]`
+"""Choose the settings of the guard: `python -m benchmarks.guard_thresholds [--seeds 3] [--processes 2]`
 
 On training digits under the four corruptions that no table uses, alone and two or three on top of each other, so that
 neither images nor corruptions nor seeds are those that a guard is judged on. A batch is harmed if the method is more
 than five points below the source network on it. The rules:
 
 - `skew`, `collapse`: the smallest multiple of 0.02 that no batch of an honest stream exceeds unless it is harmed;
-- what follows evidence, and how long to pause: of the choices with which no honest run of EATA or EATA-C loses more
-  than 0.1 points against the run without a guard (or else as little as possible), the one whose worst hostile run is
-  best, on the stream or on clean images, against the source network; if these are equal to a tenth of a point, the one
-  that gains most on honest streams; if that is equal, too, what the earlier guard had.
+- `harm`: of the thresholds with which no honest run of EATA or EATA-C loses more than 0.1 points against the run
+  without a guard (or else as little as possible), the one whose worst hostile run of ETA or Tent at 20 times its rate
+  is best, on the stream or on clean images, against the source network; if these are equal to a tenth of a point, the
+  one that gains most on honest streams.
 
 Not chosen here are `tolerated`, a tenth, as was set before any guard was measured, and `familiar`, which is above the
-largest novelty of 1,000 clean batches. Writes `guard_thresholds_cpu.json`.
+largest novelty of 1,000 clean batches; what follows evidence, and how long to pause, are as the same rule chose them
+for the fourth guard. Writes `guard_thresholds_cpu.json`.
 """
 
 from __future__ import annotations
@@ -57,10 +58,7 @@ NETWORKS = ("resnet", "vit")
 HONEST = ("eata", "eata-c")
 WRONG_LABELS = ("correlated", "sorted", "one-class")
 HOSTILE = (*WRONG_LABELS, "mixing")
-CHOICES = [
-    {"evidence": evidence, "pause": pause} for evidence, pause in product(("roll back", "partial reset"), (4, 32))
-]
-EARLIER = {"evidence": "partial reset", "pause": 4}
+CHOICES = [{"harm": above} for above in (0.0, 0.02, 0.05, 0.1)]
 HARMED, LOST, STEP = 0.05, 0.1, 0.02
 Found = TypeVar("Found")
 
@@ -169,14 +167,13 @@ def each_of(
 
 
 def guarded_runs(network: str, method: str, stream: str, seed: int, policies: list[Policy]) -> list[dict[str, Any]]:
-    """Return runs without a guard and with each choice; ETA on a hostile stream has twenty times its rate."""
+    """Return runs without a guard and with each choice; on a hostile stream a method has twenty times its rate."""
     severity, factor = (5, 1) if stream == "hard" else (3, 20)
     source, bare = run(network, "source", stream, severity, seed), run(network, method, stream, severity, seed, factor)
     rows = []
     for choice in CHOICES:
-        own = [replace(p, action=choice["evidence"]) if p.signal == "evidence" else p for p in policies]
-        options = {"policies": own, "pause": choice["pause"]}
-        guarded = run(network, method, stream, severity, seed, factor, **options)
+        own = [replace(p, above=choice["harm"]) if p.signal == "harm" else p for p in policies]
+        guarded = run(network, method, stream, severity, seed, factor, policies=own)
         rows.append(
             {
                 "network": network,
@@ -217,7 +214,6 @@ def best(found: list[dict[str, Any]]) -> dict[str, Any]:
         key=lambda each: (
             round(min(each["hostile"], each["hostile clean"]), 1),
             round(each["honest"][1], 1),
-            all(each.get(name) == value for name, value in EARLIER.items()),
         ),
     )
 
@@ -233,13 +229,11 @@ def table(result: Mapping[str, Any]) -> Table:
 
 def choices_table(result: Mapping[str, Any]) -> Table:
     """Return one row per choice: what honest and hostile runs lose and gain by it."""
-    earlier = ["tolerated"] if "tolerated" in result["choices"][0] else []
-    head = ["evidence", "pause", *earlier, "honest: worst", "mean", "clean", "hostile: worst", "clean"]
+    chosen = [name for name in ("harm", "evidence", "pause", "tolerated") if name in result["choices"][0]]
+    head = [*chosen, "honest: worst", "mean", "clean", "hostile: worst", "clean"]
     return head, [
         [
-            each["evidence"],
-            str(each["pause"]),
-            *([f"{each['tolerated']:g}"] if "tolerated" in each else []),
+            *(each[name] if isinstance(each[name], str) else f"{each[name]:g}" for name in chosen),
             *(f"{value:+.1f}" for value in (*each["honest"], each["honest clean"])),
             *(f"{value:+.1f}" for value in (each["hostile"], each["hostile clean"])),
         ]
@@ -255,7 +249,7 @@ def _quietly() -> None:
 def main() -> None:
     """Measure, choose, print tables and write the result file."""
     parser = command(__doc__)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
     seeds = range(FIRST_SEED, FIRST_SEED + arguments.seeds)
@@ -265,7 +259,7 @@ def main() -> None:
         policies = [replace(policy, above=chosen.get(policy.signal, policy.above)) for policy in POLICIES]
         novelty = largest_novelty(seeds)
         jobs = [("vit", method, "hard", seed, policies) for method, seed in product(HONEST, seeds)]
-        jobs += [("vit", "eta", stream, seeds[0], policies) for stream in HOSTILE]
+        jobs += [("vit", method, stream, seeds[0], policies) for method, stream in product(("eta", "tent"), HOSTILE)]
         rows = each_of(pool, guarded_runs, jobs, "choices")
     found = [summary(rows, choice) for choice in CHOICES]
     chosen |= {name: best(found)[name] for name in CHOICES[0]}

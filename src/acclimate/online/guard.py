@@ -407,9 +407,8 @@ class Guard(nn.Module):
             return False
         if self._act(x, self._judge.late):
             return True
-        share = self._health.signals.probe
         if self._health.doing == "learning":
-            if before is not None and (self.probe is None or (share or 0.0) <= self.probe.test.tolerated):
+            if before is not None and self._judge.healthy:
                 self._actions.ring.keep(before)
             self._actions.calm(self._stretch)
         return False

@@ -18,6 +18,7 @@ from ..parts.world import Share, World
 from .novelty import FEWEST
 from .policy import Health, Policy, Signals
 from .probe import Probe
+from .rehearsal import Rehearsal
 from .signals import content, distance, diversity, per_sample, repeated, shuffle_patches
 
 __all__ = ["ENOUGH", "LOOKED", "SMALL", "Judge"]
@@ -44,6 +45,7 @@ class Judge:
         self.share = Share(0, 0, 0)
         """The part of the current batch that this rank has."""
         self._importance = self._estimate_importance()
+        self._rehearsal: Rehearsal | None = None  # of the current check
         self.begin()
 
     def _estimate_importance(self) -> Tensor | None:
@@ -152,14 +154,24 @@ class Judge:
         if len(self.window["ours"]) < ENOUGH:
             return False
         self._measure()
+        self._rehearse(x)
         self.health.note()
         self.window.clear()
         return True
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the last check has found neither more forgotten than is tolerated, nor a loss on the stream."""
+        share, gain = self.health.signals.probe, self.health.signals.gain
+        kept = self.probe is None or (share or 0.0) <= self.probe.test.tolerated
+        return kept and (gain is None or gain >= 0)
 
     def unhealthy(self, x: Tensor, statistics: Statistics | None = None) -> bool:
         """Return whether the adapter as it is now would be damaged or collapsed."""
         if self.probe is not None and self.probe.damaged(self.adapter, self.random):
             return True
+        if self._rehearsal is not None:
+            return self._rehearsal.gain() < 0
         try:
             ours = self.adapter.predict_only(x, statistics=statistics)
         except DivergenceError:
@@ -217,6 +229,17 @@ class Judge:
             share, images = self.probe.check(self.adapter, self.random)
             self.health.passes += images
             self._signal(probe=share, evidence=self.probe.test.evidence, shift=self.probe.gauge.log_wealth)
+
+    def _rehearse(self, x: Tensor) -> None:
+        """Compare both networks on held-out images that look like the batch."""
+        self._rehearsal = None
+        gain = harm = None
+        if self.probe is not None and Rehearsal.possible(self.probe, self.adapter, x):
+            stream = self.window["source"]
+            self._rehearsal = Rehearsal(self.probe, self.adapter, x, stream, self.random)
+            gain, harm = self._rehearsal.compare()
+            self.health.passes += 2 * self._rehearsal.images
+        self._signal(gain=gain, harm=harm)
 
     def _distance(self) -> Tensor:
         parameters, source = [*self.adapter.state.parameters.values()], self.adapter.state.source_parameters().values()

@@ -57,6 +57,10 @@ class Signals:
     with every batch once some of those images are forgotten."""
     repeated: float | None = None
     """The share of images in a batch that equal the one before. It is read with every batch."""
+    gain: float | None = None
+    """By how much more held-out images are predicted right than by the source network, dressed like the batch."""
+    harm: float | None = None
+    """By how much fewer, at least: two standard errors are subtracted. Only where samples are independent."""
     disagreement: float | None = None
     """The share of images on which adapted and source network disagree."""
     distance: float | None = None
@@ -84,11 +88,14 @@ class Policy:
     above: float | None = None
     below: float | None = None
     times: int = 1
+    unless: str | None = None
+    """A signal that decides instead, where it is known."""
 
     def __post_init__(self) -> None:
         known = [each.name for each in fields(Signals) if each.name != "batch"]
-        if self.signal not in known:
-            raise ValueError(no_such("signal", self.signal, known))
+        for signal in (self.signal, *([] if self.unless is None else [self.unless])):
+            if signal not in known:
+                raise ValueError(no_such("signal", signal, known))
         if self.action not in get_args(Action):
             raise ValueError(no_such("action", self.action, get_args(Action)))
         if (self.above is None) == (self.below is None) or self.times < 1:
@@ -96,6 +103,8 @@ class Policy:
 
     def concerns(self, signals: Signals) -> bool:
         """Return whether the signal has crossed the threshold."""
+        if self.unless is not None and getattr(signals, self.unless) is not None:
+            return False
         value: float | None = getattr(signals, self.signal)
         if value is None or math.isnan(value):
             return False
@@ -105,10 +114,11 @@ class Policy:
 POLICIES = (
     Policy("repeated", "source", above=0.5),
     Policy("skew", "source", above=0.28),
-    Policy("collapse", "roll back", above=0.2),
+    Policy("harm", "roll back", above=0.05),
+    Policy("collapse", "roll back", above=0.2, unless="harm"),
     Policy("evidence", "partial reset", above=1.0),
 )
-"""The default: a stuck camera, correlated labels, collapse, and damage to what the network knew.
+"""The default: a stuck camera, correlated labels, harm or else collapse, and damage to what the network knew.
 
 `benchmarks/guard_thresholds.py` has chosen the thresholds."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from statistics import pstdev
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from ..core.state_file import fingerprint
 from ..functional import entropy
 from ..parts.fisher import Images, image_batches
 from .betting import ProbeTest, ShiftGauge
+from .dressing import Wardrobe
 from .novelty import Novelty
 
 __all__ = ["Probe"]
@@ -22,6 +24,7 @@ _DRAW = 32  # images per draw
 _DRAWS = 8  # at most, in one check
 _BATCH = 256
 _RECENT = 4  # checks that are remembered
+_ERRORS = 2  # standard errors above what is normal
 
 
 class Probe(nn.Module):
@@ -45,12 +48,12 @@ class Probe(nn.Module):
         self.register_buffer("images", held_out, persistent=False)
         self.register_buffer("answers", torch.cat([z.argmax(1) for z in logits]), persistent=False)
         before = [_mean(self.disagreements(adapter, random)) for _ in range(32)]
-        self._typical: Callable[[Sequence[float]], float] = max if adapter.coupled else _mean  # batches are noisy
-        self.normal = max(before) if adapter.coupled else 1.5 * _mean(before)
+        self.normal, self.spread = _mean(before), pstdev(before)
         self.recent: list[float] = []
-        self.test = ProbeTest(min(0.99, _mean(before) + tolerated), risk=risk)
+        self.test = ProbeTest(min(0.99, self.normal + tolerated), risk=risk)
         self.gauge = ShiftGauge(torch.cat([entropy(z) for z in logits]))
         self.novelty = Novelty(held_out)
+        self.wardrobe = Wardrobe(held_out)
 
     def disagreements(self, adapter: Adapter, random: Generator) -> list[float]:
         """Draw images, and return where adapted and source network disagree.
@@ -85,7 +88,8 @@ class Probe(nn.Module):
     @property
     def forgotten(self) -> bool:
         """Whether the last checks have found clearly more disagreement than there was before anything was learned."""
-        return bool(self.recent) and self._typical(self.recent) > self.normal
+        count = len(self.recent)
+        return count > 0 and _mean(self.recent) > self.normal + _ERRORS * self.spread / count**0.5
 
     def damaged(self, adapter: Adapter, random: Generator) -> bool:
         """Return whether more images than tolerated are predicted differently, in one draw."""
