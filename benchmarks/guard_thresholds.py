@@ -5,7 +5,7 @@ neither images nor corruptions nor seeds are those that a guard is judged on. A 
 than five points below the source network on it. The rules:
 
 - `skew`, `collapse`: the smallest multiple of 0.02 that no batch of an honest stream exceeds unless it is harmed;
-- `harm`: of the thresholds with which no honest run of EATA or EATA-C loses more than 0.1 points against the run
+- `harm`, for a roll back: of the thresholds with which no honest run of EATA or EATA-C loses more than 0.1 points against the run
   without a guard (or else as little as possible), the one whose worst hostile run of ETA or Tent at 20 times its rate
   is best, on the stream or on clean images, against the source network; if these are equal to a tenth of a point, the
   one that gains most on honest streams.
@@ -172,7 +172,9 @@ def guarded_runs(network: str, method: str, stream: str, seed: int, policies: li
     source, bare = run(network, "source", stream, severity, seed), run(network, method, stream, severity, seed, factor)
     rows = []
     for choice in CHOICES:
-        own = [replace(p, above=choice["harm"]) if p.signal == "harm" else p for p in policies]
+        own = [
+            replace(p, above=choice["harm"]) if p.action == "roll back" and p.signal == "harm" else p for p in policies
+        ]
         guarded = run(network, method, stream, severity, seed, factor, policies=own)
         rows.append(
             {

@@ -248,6 +248,23 @@ def predicts_without_learning(subject: Subject) -> None:
         require(bool(adapter.predict_only(stream()[0].clone()).isfinite().all()), "predict_only returns NaN")
 
 
+def previews_its_answers(subject: Subject) -> None:
+    """`preview` returns what the next call returns, and changes nothing; `answers_first` says how that is found out."""
+    adapter, other = subject.make(), subject.make()
+    for x in stream():
+        before = adapter.snapshot()
+        with _leaves_as_found(adapter.model, "preview"):
+            previewed = adapter.preview(x)
+        require(same(adapter.snapshot().tensors, before.tensors), "preview changes the method's state")
+        logits = adapter(x)
+        equal([logits], [other(x)], "preview changes later predictions")
+        advice = "set answers_first = False if a call does not return what predict_only returns before it"
+        require(
+            torch.allclose(previewed, logits, rtol=1e-4, atol=1e-4), f"preview is not what the call returns: {advice}"
+        )
+    equal([*adapter.passes.buffers()], [*other.passes.buffers()], "preview is counted")
+
+
 def prints_its_call(subject: Subject) -> None:
     """`repr` is the call that makes the adapter, so each argument is an attribute of the same name."""
     try:
@@ -273,6 +290,7 @@ PROMISES: Mapping[str, Promise] = {
     "moves and casts": moves_and_casts,
     "deep copies are independent": copies_are_independent,
     "predict_only changes nothing": predicts_without_learning,
+    "preview is what a call returns": previews_its_answers,
     "repr prints the call": prints_its_call,
 }
 """Every promise by its name."""

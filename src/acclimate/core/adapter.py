@@ -140,6 +140,8 @@ class Adapter(nn.Module, ABC):
     `strategy="fastest"` then is `"replay-subset"`."""
     episodic: ClassVar[bool] = False
     """Whether parameters and optimizer are the same after a call as before."""
+    answers_first: ClassVar[bool] = True
+    """Whether a call returns what `predict_only` would have returned before it."""
     without: ClassVar[tuple[str, ...]] = ()
     """Arguments of the parent class that a method does not take."""
 
@@ -303,6 +305,19 @@ class Adapter(nn.Module, ABC):
         batch's statistics blended with the source's, or what `measure_statistics` has returned.
         """
         return self._look(x, statistics, self.answer)
+
+    @exclusive
+    @torch.inference_mode(False)
+    def preview(self, x: Tensor) -> Tensor:
+        """Return the logits that a call would return. Nothing is learned, counted or changed."""
+        if self.answers_first or self.frozen:
+            return self.predict_only(x)
+        before, last = self.snapshot(), self._last
+        try:
+            return self(x)
+        finally:
+            self.restore(before)
+            self._last = last
 
     @exclusive
     def predict_source(self, x: Tensor, *, statistics: Statistics | None = "source") -> Tensor:

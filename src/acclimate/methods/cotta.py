@@ -57,6 +57,7 @@ class CoTTA(Adapter):
     """
 
     cost = (35, 1)
+    answers_first = False
     set_once = ("seed", "momentum")
     defaults: ClassVar[Defaults] = Defaults(
         lr=0.01, optimizer=partial(SGD, momentum=0.9, nesterov=True), parameters="all"

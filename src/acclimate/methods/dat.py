@@ -56,6 +56,7 @@ class DAT(Adapter):
     round: Tensor
 
     cost = (18, 2)
+    answers_first = False
     set_once = ("seed", "momentum")
     task = "segmentation"
     defaults: ClassVar[Defaults] = Defaults(lr=2.5e-4, optimizer=partial(Adam, betas=(0.9, 0.999)), parameters="all")

@@ -39,6 +39,7 @@ class MEMO(Adapter):
     """
 
     cost = (65, 64)
+    answers_first = False
     defaults: ClassVar[Defaults] = Defaults(optimizer=SGD, parameters="all")
     presets: ClassVar[Presets] = {
         "resnet50": {"lr": 2.5e-4},

@@ -38,7 +38,7 @@ class RDumb(ETA):
     def adapt(self, x: Tensor) -> Tensor:
         """Start over if it is due; then predict and learn as ETA does."""
         found = None
-        if int(self.batches) and int(self.batches) % self.every == 0:
+        if self._due:
             self.refuse_non_finite(x)
             found = self.state.copy()
             self.state.start_over("select")
@@ -53,3 +53,11 @@ class RDumb(ETA):
             raise
         self.batches.add(1)
         return logits
+
+    def answer(self, x: Tensor) -> Tensor:
+        """Return the logits of the source network where a restart is due."""
+        return self.infer(x, self.state.source_parameters() if self._due else None)
+
+    @property
+    def _due(self) -> bool:
+        return int(self.batches) > 0 and int(self.batches) % self.every == 0

@@ -48,6 +48,7 @@ class TEA(Adapter):
     """
 
     cost = (23, 22)
+    answers_first = False
     set_once = ("seed", "buffer", "storage")
     task = "classification"
     presets: ClassVar[Presets] = {

@@ -63,7 +63,8 @@ class Guard(nn.Module):
         every: the number of batches between checks, at most.
         familiar: a batch whose novelty is below this looks like the held-out images, for which it is about 1. Once the
             adapted network has forgotten some of those, the source network answers such batches; the adapted one still
-            learns from them. 0 turns this off.
+            learns from them. With batch statistics, which fit such images worse than the source's, the source network
+            always answers them, and nothing is learned. 0 turns this off.
         tolerated: the share of held-out images on which adapted and source network may disagree, in addition to those
             on which they do before anything is learned.
         risk: the probability of a false alarm of the probe test, until the first alarm.
@@ -111,7 +112,7 @@ class Guard(nn.Module):
         self._judge.begin()
         self._next = self._calm = 0  # the next check, and the batch since which nothing has happened
         self._stretch = 1  # so many batches are enough for a judgement
-        self._known = False  # whether the source network knows the last batch better
+        self._known = False  # whether the last batch was familiar, and some of such images are forgotten
         self._gathered: Tensor | None = None
         self._actions = Actions(self.adapter, self._health, self._most, self.pause)
         self._last: Step | None = None
@@ -151,7 +152,9 @@ class Guard(nn.Module):
         Where the source network answers, it does so whatever `statistics` say.
         """
         x, share = self.adapter.admit(x)
-        return self._predict(x, share, statistics, known=self._is_known(self._judge.novelty(x, share)))
+        novelty = self._judge.novelty(x, share) if self.adapter.coupled or self._judge.forgotten else None
+        leave = self._judge.leaves or self._is_known(novelty)
+        return self._predict(x, share, statistics, leave=leave)
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -312,23 +315,33 @@ class Guard(nn.Module):
         if health.doing == "paused" and health.batches >= (health.until or 0):
             self._resume()
         due = health.batches >= self._next and not self.frozen
-        self._judge.see(x)
+        self._judge.see(x, novelty=due or self._known)
         self._known = self._is_known(health.signals.novelty)
         if not self.frozen and health.signals.repeated is not None:
             self._act(x, ["repeated"])
         looked = self._look(x) if due and self.adapter.coupled else None
-        learn = health.doing == "learning" and self._statistics(self._size) is None
+        learn = health.doing == "learning" and self._statistics(self._size) is None and not self._rests
         before = self.adapter.state.copy(light=True) if due and learn else None
         logits = self._learn(x) if learn else self._hold(x)
         if due and (checked := self._to_check(x, logits)) is not None and self._compare(x, checked, looked, before):
             logits = self._hold(x)
         if due and not self._judge.window:  # otherwise small batches are still being collected
             self._next = health.batches + self._interval()
-        return self._leave(x) if self._known and health.doing != "source" else logits
+        return self._leave(x, logits) if self._leaves else logits
+
+    @property
+    def _rests(self) -> bool:
+        """Whether there is nothing to learn: batch statistics fit familiar images worse than the source's."""
+        return self._known and self.adapter.coupled
+
+    @property
+    def _leaves(self) -> bool:
+        """Whether the source network answers what is learned from."""
+        return (self._known or self._judge.leaves) and self._health.doing != "source"
 
     def _interval(self) -> int:
         """Return the number of batches until the next check."""
-        passed = (self._health.batches - self._calm) // self._stretch
+        passed = 0 if self._judge.leaves else (self._health.batches - self._calm) // self._stretch
         return 1 + (min(max(_FIRST, passed // _GROWTH), self.every) - 1) * self._stretch
 
     def _learn(self, x: Tensor) -> Tensor:
@@ -337,36 +350,40 @@ class Guard(nn.Module):
         self._add(logits, step.kept.double().mean() if step.kept is not None else 1.0 * step.taken, step.dropped)
         return logits
 
-    def _leave(self, x: Tensor) -> Tensor:
-        """Leave the answer to the source network, which knows these images better."""
-        self._health.familiar += self._size
-        self._health.passes += self._size
+    def _leave(self, x: Tensor, logits: Tensor) -> Tensor:
+        """Leave the answer to the source network, which does better on these images."""
+        health = self._health
+        health.familiar += self._size if self._known else 0
+        health.worse += 0 if self._known else self._size
+        if self._rests:
+            return logits
+        health.passes += self._size
         logits = self.adapter.predict_source(x)
         self._last = replace(self.last, logits=logits)
         return logits
 
     def _hold(self, x: Tensor) -> Tensor:
         """Predict without learning."""
-        logits = self._predict(x, self._judge.share, known=False)
+        logits = self._predict(x, self._judge.share, leave=self._rests)
         self._last = Step(len(x), logits=logits, forwards=len(x))
         self.adapter.passes.add(self._last, self.world)
         self._add(logits, 0.0, 0)
         return logits
 
-    def _predict(self, x: Tensor, share: Share, statistics: Statistics | None = None, *, known: bool) -> Tensor:
+    def _predict(self, x: Tensor, share: Share, statistics: Statistics | None = None, *, leave: bool) -> Tensor:
         """Return logits of the source network where it answers, and otherwise of the adapted one."""
-        if known or self._health.doing == "source":
+        if leave or self._health.doing == "source":
             return self.adapter.predict_source(x)
         if statistics is None:
             statistics = self._statistics(share.total)
         return self.adapter.predict_only(x, statistics=statistics)
 
     def _is_known(self, novelty: float | Tensor | None) -> bool:
-        """Return whether the source network knows a batch better: it is familiar, and the adapted one has forgotten.
+        """Return whether a batch is familiar, and the source network better there: where anything is forgotten.
 
-        A batch that is too small to judge is as the last one.
+        With batch statistics it always is. A batch that was not judged is as the last one.
         """
-        if self.probe is None or not self.probe.forgotten:
+        if self.probe is None or not (self.adapter.coupled or self.probe.forgotten):
             return False
         return self._known if novelty is None else bool(novelty < self.familiar)
 
@@ -393,6 +410,8 @@ class Guard(nn.Module):
 
     def _to_check(self, x: Tensor, logits: Tensor) -> Tensor | None:
         """Return the adapter's own prediction; while the source answers, only if that ends by another signal."""
+        if self._rests:
+            return None
         if self._health.doing != "source":
             return logits
         others = any(policy.action == "source" and policy.signal in self._judge.late for policy in self.policies)
@@ -419,7 +438,7 @@ class Guard(nn.Module):
         """Act on the policies of these signals, at most on one that undoes; return whether the adapter has changed."""
         for policy, rings in self._judge.rulings(signals):
             value: float = getattr(self._health.signals, policy.signal) or 0.0
-            if rings:
+            if rings and policy.action != "leave":
                 if self._alarm(Alarm(self._health.batches, policy.signal, value, policy.action), x):
                     return True
             elif self._actions.is_quiet(policy):
@@ -432,8 +451,8 @@ class Guard(nn.Module):
         self._judge.window.clear()
         unhealthy = partial(self._judge.unhealthy, x, self._statistics(self._size))
         changed = self._actions.alarm(alarm, unhealthy, self._stretch)
-        if changed and self.probe is not None:
-            self.probe.begin()
+        if changed:
+            self._judge.changed()
         return changed
 
     def _resume(self) -> None:

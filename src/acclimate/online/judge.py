@@ -18,8 +18,8 @@ from ..parts.world import Share, World
 from .novelty import FEWEST
 from .policy import Health, Policy, Signals
 from .probe import Probe
-from .rehearsal import Rehearsal
 from .signals import content, distance, diversity, per_sample, repeated, shuffle_patches
+from .trial import Trial
 
 __all__ = ["ENOUGH", "LOOKED", "SMALL", "Judge"]
 
@@ -45,7 +45,7 @@ class Judge:
         self.share = Share(0, 0, 0)
         """The part of the current batch that this rank has."""
         self._importance = self._estimate_importance()
-        self._rehearsal: Rehearsal | None = None  # of the current check
+        self._trial: Trial | None = None  # of the current check
         self.begin()
 
     def _estimate_importance(self) -> Tensor | None:
@@ -97,6 +97,18 @@ class Judge:
                 self.streaks[place] = self.streaks[place] + 1 if policy.concerns(self.health.signals) else 0
                 yield policy, self.streaks[place] >= policy.times
 
+    @property
+    def leaves(self) -> bool:
+        """Whether a policy leaves the answers to the source network."""
+        rulings = zip(self.policies, self.streaks, strict=True)
+        return any(policy.action == "leave" and streak >= policy.times for policy, streak in rulings)
+
+    def changed(self) -> None:
+        """Forget what was found of an adapter that has been changed."""
+        self.streaks = [0] * len(self.policies)
+        if self.probe is not None:
+            self.probe.begin()
+
     # Measurements -----------------------------------------------------------------------------------------------------
 
     def add(self, logits: Tensor, kept: float | Tensor, dropped: int | Tensor) -> None:
@@ -109,11 +121,11 @@ class Judge:
         self.totals += self.world.sum(own)
         self.totals[2].add_(dropped)
 
-    def see(self, x: Tensor) -> None:
-        """Read what the images of a batch show by themselves: whether they are new, and not all the same."""
+    def see(self, x: Tensor, *, novelty: bool = False) -> None:
+        """Read what the images of a batch show by themselves: whether they are all the same, and if asked, new."""
         found = {}
-        if (novelty := self.novelty(x, self.share)) is not None:
-            found["novelty"] = novelty
+        if (novelty or self.forgotten) and (new := self.novelty(x, self.share)) is not None:
+            found["novelty"] = new
         if self.share.total > 1 and any(policy.signal == "repeated" for policy in self.policies):
             x = self.world.preceded(x)
             found["repeated"] = self.world.mean_of(repeated(x), max(0, len(x) - 1))
@@ -121,11 +133,16 @@ class Judge:
         self._signal(**{"novelty": None, "repeated": None, **dict(zip(found, values, strict=True))})
 
     def novelty(self, x: Tensor, share: Share) -> Tensor | None:
-        """Return how unlike the held-out images a batch is; None if none are forgotten, or if the batch is small."""
-        if self.probe is None or not self.probe.forgotten or share.total < FEWEST:
+        """Return how unlike the held-out images a batch is; None if there are none, or if the batch is small."""
+        if self.probe is None or share.total < FEWEST:
             return None
         novelty: Tensor = self.probe.novelty(x, share, self.world)
         return novelty
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether held-out images are predicted worse than before; novelty is then read with every batch."""
+        return self.probe is not None and self.probe.forgotten
 
     def look(self, x: Tensor) -> tuple[Tensor, bool]:
         """Let the source network look at some images; return entropies, and whether the images were enough to judge."""
@@ -154,7 +171,7 @@ class Judge:
         if len(self.window["ours"]) < ENOUGH:
             return False
         self._measure()
-        self._rehearse(x)
+        self._try(x)
         self.health.note()
         self.window.clear()
         return True
@@ -170,8 +187,8 @@ class Judge:
         """Return whether the adapter as it is now would be damaged or collapsed."""
         if self.probe is not None and self.probe.damaged(self.adapter, self.random):
             return True
-        if self._rehearsal is not None:
-            return self._rehearsal.gain() < 0
+        if self._trial is not None:
+            return self._trial.gain() < 0
         try:
             ours = self.adapter.predict_only(x, statistics=statistics)
         except DivergenceError:
@@ -230,15 +247,14 @@ class Judge:
             self.health.passes += images
             self._signal(probe=share, evidence=self.probe.test.evidence, shift=self.probe.gauge.log_wealth)
 
-    def _rehearse(self, x: Tensor) -> None:
-        """Compare both networks on held-out images that look like the batch."""
-        self._rehearsal = None
+    def _try(self, x: Tensor) -> None:
+        """Compare both networks on held-out images in the style of the batch."""
+        self._trial = None
         gain = harm = None
-        if self.probe is not None and Rehearsal.possible(self.probe, self.adapter, x):
-            stream = self.window["source"]
-            self._rehearsal = Rehearsal(self.probe, self.adapter, x, stream, self.random)
-            gain, harm = self._rehearsal.compare()
-            self.health.passes += 2 * self._rehearsal.images
+        if self.probe is not None and Trial.possible(self.probe, self.adapter, x):
+            self._trial = Trial(self.probe, self.adapter, x, self.window["source"], self.random)
+            gain, harm = self._trial.compare()
+            self.health.passes += self._trial.passes
         self._signal(gain=gain, harm=harm)
 
     def _distance(self) -> Tensor:

@@ -13,9 +13,10 @@ from ..checks import no_such
 
 __all__ = ["LASTING", "POLICIES", "Action", "Alarm", "Health", "Policy", "Signals"]
 
-Action: TypeAlias = Literal["source", "blend", "skip", "roll back", "partial reset", "reset", "freeze"]
-"""What can be done. The first three last until the signal is gone, `freeze` until the user lifts it:
+Action: TypeAlias = Literal["leave", "source", "blend", "skip", "roll back", "partial reset", "reset", "freeze"]
+"""What can be done. The first four last until the signal is gone, `freeze` until the user lifts it:
 
+- `leave`: leave the answer to the source network, and learn as usual. This is no alarm.
 - `source`: answer with the source network, and do not learn.
 - `blend`: answer with BatchNorm statistics that are half the source's, and do not learn.
 - `skip`: answer as usual, and do not learn.
@@ -27,7 +28,7 @@ Action: TypeAlias = Literal["source", "blend", "skip", "roll back", "partial res
 """
 
 LASTING = ("source", "blend", "skip")
-"""Actions that last until their signal is gone."""
+"""Actions that learning waits for, until their signal is gone."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,11 @@ class Signals:
     """That times the diversity which the source's predictions lack: it sees well, and sees few classes in a batch."""
     novelty: float | None = None
     """How unlike the held-out images a batch is, by simple statistics of its pixels; about 1 if it is not. It is read
-    with every batch once some of those images are forgotten."""
+    with each check, and with every batch once some of those images are forgotten or recognised."""
     repeated: float | None = None
     """The share of images in a batch that equal the one before. It is read with every batch."""
     gain: float | None = None
-    """By how much more held-out images are predicted right than by the source network, dressed like the batch."""
+    """By how much more held-out images in the style of the batch are predicted right than by the source network."""
     harm: float | None = None
     """By how much fewer, at least: two standard errors are subtracted. Only where samples are independent."""
     disagreement: float | None = None
@@ -114,6 +115,7 @@ class Policy:
 POLICIES = (
     Policy("repeated", "source", above=0.5),
     Policy("skew", "source", above=0.28),
+    Policy("harm", "leave", above=0.0),
     Policy("harm", "roll back", above=0.05),
     Policy("collapse", "roll back", above=0.2, unless="harm"),
     Policy("evidence", "partial reset", above=1.0),
@@ -150,6 +152,8 @@ class Health:
     """Samples that checks have run through the network, in addition to the method's own passes."""
     familiar: int = 0
     """Images that look like the held-out ones, and that the source network has answered since some are forgotten."""
+    worse: int = 0
+    """Images that a policy has left to the source network, because the adapted network seemed to be worse."""
     rejected: int = 0
     """Images with NaN or infinity, which were answered with a uniform prediction."""
     signals: Signals = field(default_factory=Signals)

@@ -15,8 +15,8 @@ from ..core.state_file import fingerprint
 from ..functional import entropy
 from ..parts.fisher import Images, image_batches
 from .betting import ProbeTest, ShiftGauge
-from .dressing import Wardrobe
 from .novelty import Novelty
+from .style import StyleTransfer
 
 __all__ = ["Probe"]
 
@@ -53,7 +53,7 @@ class Probe(nn.Module):
         self.test = ProbeTest(min(0.99, self.normal + tolerated), risk=risk)
         self.gauge = ShiftGauge(torch.cat([entropy(z) for z in logits]))
         self.novelty = Novelty(held_out)
-        self.wardrobe = Wardrobe(held_out)
+        self.transfer = StyleTransfer(held_out)
 
     def disagreements(self, adapter: Adapter, random: Generator) -> list[float]:
         """Draw images, and return where adapted and source network disagree.

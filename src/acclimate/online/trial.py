@@ -1,0 +1,110 @@
+"""A trial: which of two networks does better on held-out images in the style of the stream?"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from ..checks import DivergenceError
+from ..core.adapter import Adapter
+from .probe import Probe
+from .style import class_weights
+
+__all__ = ["Trial"]
+
+_IMAGES = 64  # of a round
+_ROUNDS = 4
+_ERRORS = 2  # standard errors
+_UNEVEN = 2.0  # mean square of the weights: half of the images count
+_LEAST = 0.05  # chance of an image, against the mean
+
+
+class _Round(NamedTuple):
+    images: Tensor
+    answers: Tensor
+    hits: Tensor  # of the source network
+    weights: Tensor  # with mean one
+
+
+class Trial:
+    """Adapted and source network on held-out images in the style of a batch, which several ranks may share.
+
+    Right is what the source network has predicted for the images as they were. Images count as their class is common
+    in the batch; where few of them count, others are drawn that do. `stream` has the source's probabilities for the
+    images of the batch.
+    """
+
+    def __init__(self, probe: Probe, adapter: Adapter, x: Tensor, stream: Tensor, random: Generator) -> None:
+        self.probe, self.adapter, self.stream, self.random = probe, adapter, stream, random
+        self.style = probe.transfer.style(x, adapter.world)
+        self.passes = 0
+        """Samples that have run through the network."""
+        self.chances = torch.ones(len(probe.images))  # of each held-out image
+        self.rounds = [self._draw()]
+        if float(self.rounds[0].weights.square().mean()) > _UNEVEN:
+            self.chances = self._by_class(self.rounds.pop())
+
+    @staticmethod
+    def possible(probe: Probe | None, adapter: Adapter, x: Tensor) -> bool:
+        """Return whether there can be a trial.
+
+        With batch statistics there cannot: an even mixture of noise and blur is easier to normalise than a real stream.
+        """
+        if probe is None or adapter.coupled or adapter.episodic or not adapter.adapted:
+            return False
+        return probe.transfer.takes(x)
+
+    def compare(self) -> tuple[float, float]:
+        """Return what the adapted network gains over the source, and how much it harms at least.
+
+        Images are added as long as it seems to be worse.
+        """
+        found: list[Tensor] = []
+        while len(found) < _ROUNDS:
+            if len(found) == len(self.rounds):
+                self.rounds.append(self._draw())
+            found.append(self._gains(self.rounds[len(found)]))
+            gains = torch.cat(found)
+            gain, spread = torch.stack([gains.mean(), gains.std()]).tolist()
+            if gain >= 0:
+                break
+        return gain, max(0.0, -gain - _ERRORS * spread / len(gains) ** 0.5)
+
+    def gain(self) -> float:
+        """Return what the adapted network gains as it is now, on the same images."""
+        return float(torch.cat([self._gains(each) for each in self.rounds]).mean())
+
+    def _draw(self) -> _Round:
+        probe, spread = self.probe, self.adapter.world.spread
+        drawn = self.chances.multinomial(_IMAGES, replacement=True, generator=self.random).to(probe.images.device)
+        images = probe.transfer(probe.images[drawn], self.style, self.random)
+        answers, logits = probe.answers[drawn], spread(self.adapter.predict_source, images)
+        self.passes += _IMAGES
+        weights = torch.ones(_IMAGES, device=images.device)
+        if logits.dim() == 2:
+            common = class_weights(self.stream, logits.softmax(1)) / self.chances[drawn.cpu()].to(images.device)
+            weights = _IMAGES * common / common.sum()
+        return _Round(images, answers, _hits(logits, answers), weights)
+
+    def _by_class(self, seen: _Round) -> Tensor:
+        """Return chances in proportion to how much images of the same class have counted; for other classes, little."""
+        answers, classes = seen.answers.cpu(), int(self.probe.answers.max()) + 1
+        totals = torch.zeros(classes).index_add_(0, answers, seen.weights.cpu().float())
+        counts = torch.zeros(classes).index_add_(0, answers, torch.ones(len(answers)))
+        return (totals / counts).nan_to_num(1.0)[self.probe.answers.cpu()].clamp(min=_LEAST)
+
+    def _gains(self, each: _Round) -> Tensor:
+        """Return for each image by how much the adapted network is better."""
+        self.passes += _IMAGES
+        try:
+            logits = self.adapter.world.spread(self.adapter.preview, each.images)
+        except DivergenceError:
+            return -each.weights * each.hits
+        return each.weights * (_hits(logits, each.answers) - each.hits)
+
+
+def _hits(logits: Tensor, answers: Tensor) -> Tensor:
+    """Return 1 for each image that is right; for a segmenter, the share of its pixels."""
+    return (logits.argmax(1) == answers).float().view(len(logits), -1).mean(1)
