@@ -123,6 +123,35 @@ def test_familiar_images_are_learned_from_until_something_is_forgotten() -> None
     assert (guard.health.familiar, guard.health.signals.probe) == (0, 0.0)
 
 
+def test_with_batch_statistics_the_source_always_answers_familiar_images() -> None:
+    guard = Guard(Tent(make("bn"), lr=1e-3), probe=images(64, 900), policies=(), every=4)
+    x = images(WIDE, 5)
+    for seed in (1, 2, 3):
+        familiar = images(WIDE, seed)
+        assert torch.equal(guard(familiar), guard.adapter.predict_source(familiar))
+        assert torch.equal(guard.last.logits, guard.adapter.predict_source(familiar))
+        assert not guard.last.updated, "there is nothing to learn"
+    assert guard.health.familiar == 3 * WIDE
+    assert int(guard.passes.forwards) == 3 * WIDE
+    assert guard.health.history == [], "nor to check"
+    assert torch.equal(guard.predict_only(x), guard.adapter.predict_source(x))
+    guard(new(4))
+    assert guard.last.updated, "learning begins with the first batch that is not familiar"
+    guard(new(5))
+    assert guard.health.signals.probe is not None
+    assert not torch.equal(guard.predict_only(new(6)), guard.adapter.predict_source(new(6)))
+
+
+def test_a_return_to_familiar_images_is_noticed_at_the_next_check() -> None:
+    guard = Guard(Tent(make("bn"), lr=1e-6), probe=images(64, 900), policies=(), every=2)
+    guard(new(0))
+    learned = []
+    for seed in range(1, 4):
+        guard(images(WIDE, seed))
+        learned.append(bool(guard.last.updated))
+    assert learned == [True, False, False]
+
+
 def test_it_can_be_turned_off() -> None:
     guard = forgetful(familiar=0)
     guard(images(WIDE, 5))
@@ -146,6 +175,13 @@ def test_what_is_known_is_part_of_the_state(tmp_path: Path) -> None:
     for x in (images(3, 7), images(WIDE, 8), new(9), images(WIDE, 10)):
         assert torch.equal(guard(x), other(x))
     assert guard.health == other.health
+
+
+def test_batch_statistics_see_familiar_images_if_it_is_turned_off() -> None:
+    guard = Guard(Tent(make("bn"), lr=1e-3), probe=images(64, 900), policies=(), familiar=0)
+    guard(images(WIDE, 5))
+    assert guard.last.updated
+    assert guard.health.familiar == 0
 
 
 def test_an_undone_network_is_trusted_again() -> None:
