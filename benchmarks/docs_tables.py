@@ -63,7 +63,8 @@ CPU = RESULTS / "cifar10-cpu"
 DIGITS = RESULTS / "digits"
 SINGLE_IMAGES = RESULTS / "digits-single-images"
 GUARDED = RESULTS / "digits-guard"
-GUARDED_ROID = RESULTS / "digits-guard-roid"
+GUARDED_FOURTH = RESULTS / "digits-guard-fourth"
+GUARDED_ROID = RESULTS / "digits-guard-fourth-roid"
 GUARDED_THIRD = RESULTS / "digits-guard-third"
 GUARDED_SECOND = RESULTS / "digits-guard-second"
 NETWORKS = {"resnet": "resnet50", "vit": "vit-base"}
@@ -288,6 +289,9 @@ TABLES: dict[str, Callable[[], Table | str]] = {
     "guard-first-cpu": partial(measured, guard.table, "guard_first", "cpu"),
     "guard-second-cpu": partial(measured, guard.table, "guard_second", "cpu"),
     "guard-third-cpu": partial(measured, guard.table, "guard_third", "cpu"),
+    "guard-fourth-cpu": partial(measured, guard.table, "guard_fourth", "cpu"),
+    "guard-collapse-fourth": partial(measured, guard_collapse.table, "guard_collapse_fourth", "cpu"),
+    "guard-choices-fourth": partial(measured, guard_thresholds.choices_table, "guard_thresholds_fourth", "cpu"),
     "guard-thresholds": partial(measured, guard_thresholds.table, "guard_thresholds", "cpu"),
     "guard-choices": partial(measured, guard_thresholds.choices_table, "guard_thresholds", "cpu"),
     "guard-choices-third": partial(measured, guard_thresholds.choices_table, "guard_thresholds_third", "cpu"),
@@ -304,7 +308,8 @@ TABLES: dict[str, Callable[[], Table | str]] = {
     **{f"hostile-guard-{part}": partial(guarded, part) for part in ("resnet", "vit", "resnet-clean", "vit-clean")},
     "hostile-roid-clean": partial(guarded, "vit-clean", GUARDED_ROID),
     **{
-        f"hostile-third-{part}": partial(guarded, part, GUARDED_THIRD)
+        f"hostile-{name}-{part}": partial(guarded, part, folder)
+        for name, folder in (("third", GUARDED_THIRD), ("fourth", GUARDED_FOURTH))
         for part in ("resnet", "vit", "resnet-clean", "vit-clean")
     },
     **{

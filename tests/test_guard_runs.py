@@ -159,23 +159,19 @@ def test_the_options_of_a_guard_are_set_as_those_of_a_method(tmp_path: Path) -> 
 
 def test_the_defaults_are_those_that_the_rule_has_chosen() -> None:
     stored = json.loads((ROOT / "benchmarks/results/guard_thresholds_cpu.json").read_text())
-    chosen = {name: value for name, value in stored["chosen"].items() if name != "familiar"}
-    above, usual = {policy.signal: policy.above for policy in POLICIES}, inspect.signature(Guard).parameters
-    (evidence,) = (policy.action for policy in POLICIES if policy.signal == "evidence")
-    assert evidence == chosen.pop("evidence")
-    expected = {"skew": above["skew"], "collapse": above["collapse"], "pause": usual["pause"].default}
-    assert expected == pytest.approx(chosen)
-    assert stored["novelty"] < usual["familiar"].default
+    undone = {policy.signal: policy.above for policy in POLICIES if policy.action != "leave"}
+    assert {name: undone[name] for name in ("skew", "collapse", "harm")} == pytest.approx(stored["chosen"])
+    assert stored["novelty"] < inspect.signature(Guard).parameters["familiar"].default
 
 
 def test_the_rule_of_the_choices() -> None:
-    def choice(name: str, worst: float, mean: float, hostile: float, clean: float) -> dict[str, Any]:
-        return {"evidence": name, "honest": [worst, mean], "hostile": hostile, "hostile clean": clean}
+    def choice(above: float, worst: float, mean: float, hostile: float, clean: float) -> dict[str, Any]:
+        return {"harm": above, "honest": [worst, mean], "hostile": hostile, "hostile clean": clean}
 
-    harmless = [choice("a", 0, 1, -3, -1), choice("b", -0.05, 2, -1, -2), choice("c", 0, 3, -2.01, 0)]
-    harmful = [choice("d", -0.5, 9, 0, 0), choice("e", -0.2, 1, -9, 0)]
-    assert best([*harmless, *harmful])["evidence"] == "c", "of the harmless ones; b and c are equal, and c gains more"
-    assert best(harmful)["evidence"] == "e", "the least harmful"
+    harmless = [choice(0.1, 0, 1, -3, -1), choice(0.2, -0.05, 2, -1, -2), choice(0.3, 0, 3, -2.01, 0)]
+    harmful = [choice(0.4, -0.5, 9, 0, 0), choice(0.5, -0.2, 1, -9, 0)]
+    assert best([*harmless, *harmful])["harm"] == 0.3, "of the harmless ones; two are equal, and this one gains more"
+    assert best(harmful)["harm"] == 0.5, "the least harmful"
     stored = json.loads((ROOT / "benchmarks/results/guard_thresholds_cpu.json").read_text())
     assert best(stored["choices"]).items() >= {name: stored["chosen"][name] for name in CHOICES[0]}.items()
 

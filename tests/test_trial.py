@@ -130,6 +130,21 @@ def test_the_style_of_a_batch_that_ranks_share() -> None:
         assert torch.allclose(ours, whole, atol=1e-5)
 
 
+def test_a_rank_without_images_adds_no_power() -> None:
+    class Two(World):
+        def mean_of(self, mean: Tensor, number: int) -> Tensor:
+            assert (number, bool(mean.any())) == (0, False)
+            return mean
+
+        def mean(self, values: Tensor, dim: int | None = None) -> Tensor:
+            return values.sum(dim or 0)
+
+        def extremes(self, values: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.zeros(()), torch.ones(())
+
+    assert StyleTransfer(images(32)).style(images(2)[:0], Two()).power.shape == StyleTransfer(images(32)).power.shape
+
+
 # Trials ---------------------------------------------------------------------------------------------------------------
 
 

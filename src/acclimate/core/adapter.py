@@ -314,7 +314,8 @@ class Adapter(nn.Module, ABC):
             return self.predict_only(x)
         before, last = self.snapshot(), self._last
         try:
-            return self(x)
+            logits: Tensor = self(x)
+            return logits
         finally:
             self.restore(before)
             self._last = last

@@ -100,13 +100,16 @@ def _means(x: Tensor) -> Tensor:
 
 
 def _mean_power(x: Tensor) -> Tensor:
-    """Return the mean power of each frequency, without the mean of an image; NaN where there are no images."""
-    powers = [_spectrum(some.float() - _means(some)).abs().square().sum(0) for some in x.split(_CHUNK)]
+    """Return the mean power of each frequency, without the mean of an image; zero where there are no images."""
+    if not len(x):
+        return _mean_power(x.new_zeros(1, *x.shape[1:]))  # some FFTs refuse an empty batch
+    powers = [_spectrum(some.float() - _means(some)).abs().square().sum(0) for some in torch.split(x, _CHUNK)]
     return torch.stack(powers).sum(0) / len(x)
 
 
 def _spectrum(x: Tensor) -> Tensor:
-    return torch.fft.rfftn(x, dim=_axes(x))
+    frequencies: Tensor = torch.fft.rfftn(x, dim=_axes(x))
+    return frequencies
 
 
 def class_weights(stream: Tensor, styled: Tensor) -> Tensor:
