@@ -231,6 +231,19 @@ def test_where_there_can_be_no_trial() -> None:
         assert not Trial.possible(guard.probe, adapter, images(8)), name
 
 
+def test_large_images_are_predicted_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr("acclimate.online.probe._VALUES", 5 * images(1).numel())
+    adapter = Tent(make("ln"), lr=1e-6)
+    for name in ("predict_source", "predict_only"):
+        usual = getattr(adapter, name)
+        monkeypatch.setattr(adapter, name, lambda x, usual=usual, **o: sizes.append(len(x)) or usual(x, **o))
+    guard = Guard(adapter, probe=images(64, 900), every=1)
+    guard(0.3 * images(WIDE))
+    assert guard.health.signals.gain is not None
+    assert {size for size in sizes if size != WIDE} == {5, 4, 2}, "64 and 32 images, five at a time"
+
+
 # In a guard -----------------------------------------------------------------------------------------------------------
 
 

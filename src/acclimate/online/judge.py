@@ -45,7 +45,7 @@ class Judge:
         self.share = Share(0, 0, 0)
         """The part of the current batch that this rank has."""
         self._importance = self._estimate_importance()
-        self._trial: Trial | None = None  # of the current check
+        self._trial: Trial | None = None  # of the current batch
         self.begin()
 
     def _estimate_importance(self) -> Tensor | None:
@@ -123,6 +123,7 @@ class Judge:
 
     def see(self, x: Tensor, *, novelty: bool = False) -> None:
         """Read what the images of a batch show by themselves: whether they are all the same, and if asked, new."""
+        self._trial = None  # that of an earlier batch; it has images
         found = {}
         if (novelty or self.forgotten) and (new := self.novelty(x, self.share)) is not None:
             found["novelty"] = new

@@ -18,11 +18,11 @@ from .betting import ProbeTest, ShiftGauge
 from .novelty import Novelty
 from .style import StyleTransfer
 
-__all__ = ["Probe"]
+__all__ = ["Probe", "parts"]
 
 _DRAW = 32  # images per draw
 _DRAWS = 8  # at most, in one check
-_BATCH = 256
+_VALUES = 64 * 3 * 224 * 224  # of the images that are predicted at once
 _RECENT = 4  # checks that are remembered
 _ERRORS = 2  # standard errors above what is normal
 
@@ -44,14 +44,18 @@ class Probe(nn.Module):
                 raise ValueError(f"probe= has {len(held_out)} images, and each check draws {_DRAW}: give a few hundred")
         if adapter.world.size > 1:
             adapter.world.same("probe", fingerprint([("probe", held_out)]))
-        logits = [adapter.world.spread(adapter.predict_source, x) for x in torch.split(held_out, _BATCH)]
+        answers, entropies = [], []
+        for x in parts(held_out):
+            logits = adapter.world.spread(adapter.predict_source, x)
+            answers.append(logits.argmax(1))
+            entropies.append(entropy(logits))
         self.register_buffer("images", held_out, persistent=False)
-        self.register_buffer("answers", torch.cat([z.argmax(1) for z in logits]), persistent=False)
+        self.register_buffer("answers", torch.cat(answers), persistent=False)
         before = [_mean(self.disagreements(adapter, random)) for _ in range(32)]
         self.normal, self.spread = _mean(before), pstdev(before)
         self.recent: list[float] = []
         self.test = ProbeTest(min(0.99, self.normal + tolerated), risk=risk)
-        self.gauge = ShiftGauge(torch.cat([entropy(z) for z in logits]))
+        self.gauge = ShiftGauge(torch.cat(entropies))
         self.novelty = Novelty(held_out)
         self.transfer = StyleTransfer(held_out)
 
@@ -62,9 +66,10 @@ class Probe(nn.Module):
         """
         drawn = torch.randint(len(self.images), (_DRAW,), generator=random).to(self.images.device)
         try:
-            differ = adapter.world.spread(adapter.predict_only, self.images[drawn]).argmax(1) != self.answers[drawn]
+            predicted = [adapter.world.spread(adapter.predict_only, x).argmax(1) for x in parts(self.images[drawn])]
         except DivergenceError:
             return [1.0] if adapter.coupled else [1.0] * _DRAW
+        differ = torch.cat(predicted) != self.answers[drawn]
         per_image = differ.float().view(_DRAW, -1).mean(1)
         return [float(per_image.mean())] if adapter.coupled else per_image.tolist()
 
@@ -114,6 +119,12 @@ class Probe(nn.Module):
         self.test.load(state["test"])
         self.gauge.load(state["gauge"])
         self.recent = [*state["recent"]]
+
+
+def parts(images: Tensor) -> tuple[Tensor, ...]:
+    """Divide images into batches that a network can take at once, also where they are large."""
+    batches: tuple[Tensor, ...] = torch.split(images, max(1, _VALUES // images[0].numel()))
+    return batches
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from torch import Generator, Tensor
 
 from ..checks import DivergenceError
 from ..core.adapter import Adapter
-from .probe import Probe
+from .probe import Probe, parts
 from .style import class_weights
 
 __all__ = ["Trial"]
@@ -77,10 +78,10 @@ class Trial:
         return float(torch.cat([self._gains(each) for each in self.rounds]).mean())
 
     def _draw(self) -> _Round:
-        probe, spread = self.probe, self.adapter.world.spread
+        probe, adapter = self.probe, self.adapter
         drawn = self.chances.multinomial(_IMAGES, replacement=True, generator=self.random).to(probe.images.device)
         images = probe.transfer(probe.images[drawn], self.style, self.random)
-        answers, logits = probe.answers[drawn], spread(self.adapter.predict_source, images)
+        answers, logits = probe.answers[drawn], self._predicted(adapter.predict_source, images)
         self.passes += _IMAGES
         weights = torch.ones(_IMAGES, device=images.device)
         if logits.dim() == 2:
@@ -99,10 +100,13 @@ class Trial:
         """Return for each image by how much the adapted network is better."""
         self.passes += _IMAGES
         try:
-            logits = self.adapter.world.spread(self.adapter.preview, each.images)
+            logits = self._predicted(self.adapter.preview, each.images)
         except DivergenceError:
             return -each.weights * each.hits
         return each.weights * (_hits(logits, each.answers) - each.hits)
+
+    def _predicted(self, predict: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+        return torch.cat([self.adapter.world.spread(predict, x) for x in parts(images)])
 
 
 def _hits(logits: Tensor, answers: Tensor) -> Tensor:
