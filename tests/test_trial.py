@@ -334,3 +334,15 @@ def test_a_method_is_tried_as_it_answers() -> None:
     before = guard.adapter.snapshot()
     trial(guard, x).compare()
     assert all(torch.equal(before.tensors[n], t) for n, t in guard.adapter.snapshot().tensors.items())
+
+
+def test_a_method_that_answers_otherwise_than_it_is_tried_must_show_a_gain() -> None:
+    guard = digits_guard("cotta", views=4, threshold=0.0)  # one view, so that nothing is gained or lost
+    gain, harm = trial(guard, noisy(1000)).compare()
+    assert gain == 0
+    assert 0 < harm < 1e-3
+    guard.policies = POLICIES
+    guard(noisy(1000))
+    assert torch.equal(guard(noisy(1064)), guard.adapter.predict_source(noisy(1064)))
+    assert guard.health.alarms == []
+    assert trial(digits_guard("eata"), noisy(1000)).compare() == (0.0, 0.0), "EATA answers as it is tried"

@@ -61,7 +61,8 @@ class Signals:
     gain: float | None = None
     """By how much more held-out images in the style of the batch are predicted right than by the source network."""
     harm: float | None = None
-    """By how much fewer, at least: two standard errors are subtracted. Only where samples are independent."""
+    """By how much fewer, at least: two standard errors are subtracted. Only where samples are independent. A little
+    above zero without a gain, if the method answers otherwise than `predict_only`."""
     disagreement: float | None = None
     """The share of images on which adapted and source network disagree."""
     distance: float | None = None
