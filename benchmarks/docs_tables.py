@@ -65,6 +65,7 @@ SINGLE_IMAGES = RESULTS / "digits-single-images"
 GUARDED = RESULTS / "digits-guard"
 GUARDED_FOURTH = RESULTS / "digits-guard-fourth"
 GUARDED_ROID = RESULTS / "digits-guard-fourth-roid"
+GUARDED_VIEWS = RESULTS / "digits-guard-views"
 GUARDED_THIRD = RESULTS / "digits-guard-third"
 GUARDED_SECOND = RESULTS / "digits-guard-second"
 NETWORKS = {"resnet": "resnet50", "vit": "vit-base"}
@@ -99,6 +100,8 @@ def recipe(name: str, part: str = "", folder: Path = RECIPE_FILES) -> str:
 def guarded(part: str, folder: Path = GUARDED) -> str:
     """Return hostile streams with a guard, beside the first measurements without one."""
     first, now = (numbers(each / "hostile.json").cases for each in (DIGITS, folder))
+    rows = {case.row.removesuffix(", guarded") for case in now}
+    first = [case for case in first if case.row in rows or case.row.startswith("Source")]
     cases = guard_hostile.beside_first(first, now)
     own = [case for case in cases if case.column.startswith(part.removesuffix("-clean"))]
     return noted(RECIPES["hostile"].show(cases).tables[part], own)
@@ -307,6 +310,7 @@ TABLES: dict[str, Callable[[], Table | str]] = {
     },
     **{f"hostile-guard-{part}": partial(guarded, part) for part in ("resnet", "vit", "resnet-clean", "vit-clean")},
     "hostile-roid-clean": partial(guarded, "vit-clean", GUARDED_ROID),
+    "hostile-views": partial(guarded, "vit", GUARDED_VIEWS),
     **{
         f"hostile-{name}-{part}": partial(guarded, part, folder)
         for name, folder in (("third", GUARDED_THIRD), ("fourth", GUARDED_FOURTH))

@@ -85,9 +85,9 @@ def test_a_novelty_follows_to_another_precision_and_back() -> None:
 # In a guard -----------------------------------------------------------------------------------------------------------
 
 
-def new(seed: int) -> Tensor:
+def new(seed: int, count: int = WIDE) -> Tensor:
     """Return images unlike the held-out ones."""
-    return images(WIDE, seed) * 0.3
+    return images(count, seed) * 0.3
 
 
 def forgetful(**options: float) -> Guard:
@@ -150,6 +150,45 @@ def test_a_return_to_familiar_images_is_noticed_at_the_next_check() -> None:
         guard(images(WIDE, seed))
         learned.append(bool(guard.last.updated))
     assert learned == [True, False, False]
+
+
+def test_one_image_with_nan_does_not_make_familiar_images_new() -> None:
+    guard = Guard(Tent(make("bn"), lr=1e-3), probe=images(64, 900), policies=(), every=64)
+    for seed in range(6):
+        x = images(WIDE, seed)
+        if seed == 3:
+            x[5, 0, 0, 0] = torch.nan
+        guard(x)
+        assert not guard.last.updated, seed
+    assert (guard.health.familiar, guard.health.rejected) == (6 * WIDE - 1, 1)
+
+
+def test_a_batch_that_looks_new_is_checked_at_once() -> None:
+    guard = Guard(Tent(make("bn"), lr=1e-6), probe=images(64, 900), policies=(), every=64)
+    learned = []
+    for x in (*(images(WIDE, i) for i in range(2)), new(2), *(images(WIDE, i) for i in range(3, 6))):
+        guard(x)
+        learned.append(bool(guard.last.updated))
+    assert learned == [False, False, True, True, False, False], "and again after two batches"
+
+
+def test_familiar_images_are_left_to_the_source_while_frozen() -> None:
+    guard = Guard(Tent(make("bn"), lr=1e-3), probe=images(64, 900), policies=())
+    guard.frozen = True
+    for x in (new(0), images(WIDE, 1), new(2), images(WIDE, 3)):
+        assert torch.equal(guard(x), guard.predict_only(x))
+    assert torch.equal(guard(images(WIDE, 4)), guard.adapter.predict_source(images(WIDE, 4)))
+
+
+def test_a_familiar_stretch_needs_one_pass_per_image() -> None:
+    guard = Guard(Tent(make("bn"), lr=1e-3), probe=images(64, 900))
+    guard(new(0, 32))  # too few for a judgement, so they wait for more
+    guard(images(32, 1))
+    guard(images(32, 2))
+    before = guard.health.passes
+    for seed in range(3, 9):
+        guard(images(32, seed))
+    assert guard.health.passes == before
 
 
 def test_it_can_be_turned_off() -> None:

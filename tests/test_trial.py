@@ -9,19 +9,20 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import images, make
-from torch import Generator, Tensor
+from networks import CLASSES, ConvNet, images, make
+from torch import Generator, Tensor, nn
 
-from acclimate import Guard, Policy, Tent
+from acclimate import DAT, Adapter, CoTTA, Guard, Policy, Tent
 from acclimate.bench.demo import digit_overrides
 from acclimate.bench.networks import load_network
 from acclimate.data.corruptions import corrupted
 from acclimate.data.digits import load_digits
 from acclimate.methods import METHODS
 from acclimate.online.policy import POLICIES
+from acclimate.online.probe import Probe
 from acclimate.online.style import StyleTransfer, class_weights
 from acclimate.online.trial import Trial
-from acclimate.parts.world import World
+from acclimate.parts.world import Share, World
 
 DIGITS = load_digits()[0]
 WIDE = 48
@@ -148,18 +149,19 @@ def test_a_rank_without_images_adds_no_power() -> None:
 # Trials ---------------------------------------------------------------------------------------------------------------
 
 
-def digits_guard(method: str = "eata", **options: object) -> Guard:
+def digits_guard(method: str = "eata", probe: int = 512, **options: object) -> Guard:
     loaded = load_network("digits-vit", "cpu")
     settings = {**digit_overrides("vit").get(method, {}), **options}
     if method == "eata":
         settings["source"] = [DIGITS.x[512:640]]
-    return Guard(METHODS[method].preset(loaded.family, loaded.model, **settings), probe=DIGITS.x[:512], every=1)
+    return Guard(METHODS[method].preset(loaded.family, loaded.model, **settings), probe=DIGITS.x[:probe], every=1)
 
 
 def trial(guard: Guard, x: Tensor, seed: int = 0) -> Trial:
     stream = guard.adapter.predict_source(x).softmax(1)
-    assert guard.probe is not None
-    return Trial(guard.probe, guard.adapter, x, stream, random(seed))
+    found = Trial.on(guard.probe, guard.adapter, x, Share(0, len(x), len(x)), stream, random(seed))
+    assert found is not None
+    return found
 
 
 @torch.no_grad()
@@ -205,7 +207,20 @@ def test_harm_is_the_loss_less_two_standard_errors() -> None:
     gain, harm = found.compare()
     each = torch.cat([found._gains(one) for one in found.rounds])
     assert gain == pytest.approx(float(each.mean()), abs=1e-6)
-    assert harm == pytest.approx(float(-each.mean() - 2 * each.std() / len(each) ** 0.5), abs=1e-6)
+    assert harm == pytest.approx(float(-each.mean() - 2 * each.std() / 256**0.5), abs=1e-6)
+    assert len(torch.cat([one.drawn for one in found.rounds]).unique()) == 256, "no image twice"
+
+
+def test_images_that_are_drawn_twice_count_once() -> None:
+    guard = digits_guard(probe=100)
+    damage(guard, 0.5)
+    found = trial(guard, noisy(1000))
+    _, harm = found.compare()
+    each = torch.cat([found._gains(one) for one in found.rounds])
+    assert len(each) == 256
+    different = len(torch.cat([one.drawn for one in found.rounds]).unique())
+    assert 64 < different <= 100
+    assert harm == pytest.approx(float(-each.mean() - 2 * each.std() / different**0.5), abs=1e-6)
 
 
 def test_images_of_the_class_of_the_stream_are_drawn() -> None:
@@ -221,14 +236,23 @@ def test_images_of_the_class_of_the_stream_are_drawn() -> None:
 
 
 def test_where_there_can_be_no_trial() -> None:
+    def on(probe: Probe | None, adapter: Adapter, x: Tensor) -> Trial | None:
+        return Trial.on(probe, adapter, x, Share(0, len(x), len(x)), torch.ones(len(x), CLASSES) / CLASSES, random())
+
     probe = images(64, 900)
     for family, possible in (("ln", True), ("gn", True), ("bn", False), ("seg", False)):
         guard = Guard(Tent(make(family)), probe=probe)
-        assert Trial.possible(guard.probe, guard.adapter, images(8)) == possible, family
-    assert not Trial.possible(None, Tent(make("ln")), images(8))
+        assert (on(guard.probe, guard.adapter, images(16)) is not None) == possible, family
+    guard = Guard(Tent(make("ln")), probe=probe)
+    assert on(None, guard.adapter, images(16)) is None
+    assert on(guard.probe, guard.adapter, images(15)) is None, "too few images to show a style"
+    assert on(guard.probe, guard.adapter, images(16)[..., :8]) is None, "another size"
+    huge = images(16)
+    huge[0, 0, 0, 0] = 1e30
+    assert on(guard.probe, guard.adapter, huge) is None, "a style that is not finite"
     for name in ("memo", "source"):
         adapter = METHODS[name](make("ln"))
-        assert not Trial.possible(guard.probe, adapter, images(8)), name
+        assert on(guard.probe, adapter, images(16)) is None, name
 
 
 def test_large_images_are_predicted_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,3 +370,66 @@ def test_a_method_that_answers_otherwise_than_it_is_tried_must_show_a_gain() -> 
     assert torch.equal(guard(noisy(1064)), guard.adapter.predict_source(noisy(1064)))
     assert guard.health.alarms == []
     assert trial(digits_guard("eata"), noisy(1000)).compare() == (0.0, 0.0), "EATA answers as it is tried"
+
+
+@pytest.mark.parametrize("method", [CoTTA, DAT])
+def test_a_segmenter_with_coarse_logits_is_tried_at_their_resolution(method: type[Adapter]) -> None:
+    net = ConvNet(lambda width: nn.GroupNorm(2, width), dense=True).eval()  # its logits are half as large as images
+    guard = Guard(method(net, lr=1e-6, ratios=(0.5, 1.0)), probe=images(64, 900), policies=(), every=1)
+    guard(images(16))
+    assert guard.health.signals.gain is not None
+
+
+def test_a_guard_previews_its_own_answer() -> None:
+    guard = digits_guard("cotta", views=4, threshold=2.0)
+    guard.policies = LEAVE
+    for start in (1000, 1064, 1128):
+        x = noisy(start)
+        previewed = guard.preview(x)
+        assert torch.equal(previewed, guard.preview(x))
+        assert torch.equal(previewed, guard(x)) == (start > 1000 or not guard._judge.leaves)
+    guard.frozen = True
+    x = noisy(1200)
+    assert torch.equal(guard.preview(x), guard(x))
+
+
+def test_a_verdict_ends_with_a_rollback_and_with_freezing() -> None:
+    for end in ("rollback", "frozen"):
+        guard = digits_guard()
+        guard.policies = LEAVE
+        damage(guard, 0.5)
+        guard(noisy(1000))
+        assert guard._judge.leaves
+        if end == "frozen":
+            guard.frozen = True
+        else:
+            guard.rollback()
+        assert not guard._judge.leaves
+        x = noisy(1064)
+        assert torch.equal(guard(x), guard.adapter.predict_only(x))
+
+
+def test_single_images_are_counted_when_they_are_answered() -> None:
+    guard = digits_guard()
+    guard.policies = LEAVE
+    damage(guard, 0.5)
+    for i in range(48):
+        guard(noisy(1000 + i, 1))
+    assert guard._judge.leaves
+    assert guard.health.worse == 0, "the adapted network has answered all of them"
+    for i in range(5):
+        x = noisy(1100 + i, 1)
+        assert torch.equal(guard(x), guard.adapter.predict_source(x))
+    assert guard.health.worse == 5
+
+
+def test_the_last_trial_does_not_decide_about_the_next_batch() -> None:
+    guard = digits_guard()
+    guard(noisy(1000))
+    assert guard._judge.trial is not None
+    guard.every = 64
+    guard._next = 1000
+    guard(noisy(1064))
+    assert guard._judge.trial is None
+    guard.reset()
+    assert guard._judge.trial is None

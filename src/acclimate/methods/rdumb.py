@@ -60,4 +60,4 @@ class RDumb(ETA):
 
     @property
     def _due(self) -> bool:
-        return int(self.batches) > 0 and int(self.batches) % self.every == 0
+        return not self.frozen and int(self.batches) > 0 and int(self.batches) % self.every == 0

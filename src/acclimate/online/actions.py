@@ -62,8 +62,9 @@ class Actions:
 
     def is_quiet(self, policy: Policy) -> bool:
         """Count a quiet check; return whether two in a row end the lasting action."""
-        self.quiet += self.health.doing == policy.action and policy.action in LASTING and self.cause == policy.signal
-        return self.quiet >= 2
+        lasts = self.health.doing == policy.action and policy.action in LASTING and self.cause == policy.signal
+        self.quiet += lasts
+        return lasts and self.quiet >= 2
 
     def do(self, what: str) -> None:
         """Note what is done from now on."""

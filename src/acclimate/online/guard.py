@@ -110,9 +110,9 @@ class Guard(nn.Module):
         """Start to watch, from the adapter as it is."""
         self._judge.random.manual_seed(self._seed)
         self._judge.begin()
-        self._next = self._calm = 0  # the next check, and the batch since which nothing has happened
+        self._next = self._calm = self._left = 0  # the next check, and since when all is calm, or left to the source
         self._stretch = 1  # so many batches are enough for a judgement
-        self._known = False  # whether the last batch was familiar, and some of such images are forgotten
+        self._known = False  # whether the last batch was familiar, so that the source network answers
         self._gathered: Tensor | None = None
         self._actions = Actions(self.adapter, self._health, self._most, self.pause)
         self._last: Step | None = None
@@ -137,6 +137,7 @@ class Guard(nn.Module):
         Images with NaN or infinity are not shown to the network; their logits are zero.
         """
         x, self._judge.share = self.adapter.admit(x)
+        self._judge.trial = None
         try:
             return self._answer(x)
         except ValueError:
@@ -152,9 +153,17 @@ class Guard(nn.Module):
         Where the source network answers, it does so whatever `statistics` say.
         """
         x, share = self.adapter.admit(x)
-        novelty = self._judge.novelty(x, share) if self.adapter.coupled or self._judge.forgotten else None
-        leave = self._judge.leaves or self._is_known(novelty)
+        leave = self._judge.leaves or self._is_known(self._read_novelty(x, share))
         return self._predict(x, share, statistics, leave=leave)
+
+    @exclusive
+    def preview(self, x: Tensor) -> Tensor:
+        """Return the logits that a call would return, unless it finds something. Nothing is learned or changed."""
+        x, share = self.adapter.admit(x)
+        if self._health.doing != "learning" or self._statistics(share.total) is not None or self._gathers(x, share):
+            return self.predict_only(x)
+        leave = self._judge.leaves or self._is_known(self._read_novelty(x, share))
+        return self.adapter.predict_source(x) if leave else self.adapter.preview(x)
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -185,6 +194,7 @@ class Guard(nn.Module):
     @exclusive
     def frozen(self, frozen: bool) -> None:
         self.adapter.frozen = frozen
+        self._judge.begin_streaks()  # while frozen, no check would end what is left to the source
         self._resume()
 
     @exclusive
@@ -193,6 +203,7 @@ class Guard(nn.Module):
         """Restore the last healthy snapshot, and pause learning; return whether there was one besides the source."""
         found = self._actions.back()
         self._actions.start_pause()
+        self._judge.changed()
         return found
 
     @exclusive
@@ -218,7 +229,7 @@ class Guard(nn.Module):
         memory = {
             **self._judge.state(),
             "ring": self._actions.ring.settings(),
-            "counts": [self._next, self._calm, self._stretch, self._dense, self._known],
+            "counts": [self._next, self._calm, self._stretch, self._dense, self._known, self._left],
             "actions": [self._actions.pause, self._actions.quiet, self._actions.cause],
             "frozen": self.adapter.frozen,
         }
@@ -238,7 +249,7 @@ class Guard(nn.Module):
         self.adapter.frozen = memory["frozen"]
         self._judge.load(mine, memory)
         actions = self._actions
-        self._next, self._calm, self._stretch, self._dense, self._known = memory["counts"]
+        self._next, self._calm, self._stretch, self._dense, self._known, self._left = memory["counts"]
         actions.pause, actions.quiet, actions.cause = memory["actions"]
         actions.health = self._health
         self._gathered = mine["gathered"].to(self.adapter.device, copy=True) if "gathered" in mine else None
@@ -276,13 +287,13 @@ class Guard(nn.Module):
 
     def _serve(self, x: Tensor) -> Tensor:
         self._stretch = -(-ENOUGH // max(1, min(ENOUGH, self._size)))
-        logits = self._gather(x) if self._gathers(x) else self._take(x)
+        logits = self._gather(x) if self._gathers(x, self._judge.share) else self._take(x)
         self._health.batches += 1
         return logits
 
-    def _gathers(self, x: Tensor) -> bool:
+    def _gathers(self, x: Tensor, share: Share) -> bool:
         """Return whether a batch is so small that images are gathered before the method learns from them."""
-        if self._size >= SMALL or self.adapter.coupled or self.adapter.episodic or self.frozen:
+        if share.total >= SMALL or self.adapter.coupled or self.adapter.episodic or self.frozen:
             return False
         if self._dense is None:
             self._dense = self.adapter.predict_source(x[:1]).dim() > 2
@@ -291,6 +302,8 @@ class Guard(nn.Module):
     def _gather(self, x: Tensor) -> Tensor:
         """Predict at once, and learn from all images since the last time if they are enough."""
         logits = self.predict_only(x)
+        if self._leaves:
+            self._count_left()
         answered = Step(len(x), logits=logits, forwards=len(x))
         self.adapter.passes.add(answered, self.world)
         x = self.world.gather(x)
@@ -305,21 +318,25 @@ class Guard(nn.Module):
         """Learn from images that all ranks have, each from a part of them."""
         share, self._judge.share = self._judge.share, Share.even(len(batch), self.world.rank, self.world.size)
         try:
-            self._take(self._judge.share.of(batch))
+            self._take(self._judge.share.of(batch), answered=True)
         finally:
             self._judge.share = share
 
-    def _take(self, x: Tensor) -> Tensor:
+    def _take(self, x: Tensor, *, answered: bool = False) -> Tensor:
         """Predict a batch, check it if that is due, and learn from it if that is safe."""
         health = self._health
         if health.doing == "paused" and health.batches >= (health.until or 0):
             self._resume()
         due = health.batches >= self._next and not self.frozen
-        self._judge.see(x, novelty=due or self._known)
-        self._known = self._is_known(health.signals.novelty)
+        self._judge.see(x, novelty=due or self._known or self.frozen)
+        known, self._known = self._known, self._is_known(health.signals.novelty)
+        if known and not self._known and not self.frozen:
+            due = True
+        if self._rests:
+            self._judge.window.clear()
         if not self.frozen and health.signals.repeated is not None:
             self._act(x, ["repeated"])
-        looked = self._look(x) if due and self.adapter.coupled else None
+        looked = self._look(x) if due and self.adapter.coupled and not self._rests else None
         learn = health.doing == "learning" and self._statistics(self._size) is None and not self._rests
         before = self.adapter.state.copy(light=True) if due and learn else None
         logits = self._learn(x) if learn else self._hold(x)
@@ -327,7 +344,7 @@ class Guard(nn.Module):
             logits = self._hold(x)
         if due and not self._judge.window:  # otherwise small batches are still being collected
             self._next = health.batches + self._interval()
-        return self._leave(x, logits) if self._leaves else logits
+        return self._leave(x, logits) if self._leaves and not answered else logits
 
     @property
     def _rests(self) -> bool:
@@ -340,8 +357,9 @@ class Guard(nn.Module):
         return (self._known or self._judge.leaves) and self._health.doing != "source"
 
     def _interval(self) -> int:
-        """Return the number of batches until the next check."""
-        passed = 0 if self._judge.leaves else (self._health.batches - self._calm) // self._stretch
+        """Return the number of batches until the next check: few at first, after an alarm and for answers of the source."""
+        since = self._left if self._judge.leaves else self._calm
+        passed = (self._health.batches - since) // self._stretch
         return 1 + (min(max(_FIRST, passed // _GROWTH), self.every) - 1) * self._stretch
 
     def _learn(self, x: Tensor) -> Tensor:
@@ -352,15 +370,17 @@ class Guard(nn.Module):
 
     def _leave(self, x: Tensor, logits: Tensor) -> Tensor:
         """Leave the answer to the source network, which does better on these images."""
-        health = self._health
-        health.familiar += self._size if self._known else 0
-        health.worse += 0 if self._known else self._size
+        self._count_left()
         if self._rests:
             return logits
-        health.passes += self._size
+        self._health.passes += self._size
         logits = self.adapter.predict_source(x)
         self._last = replace(self.last, logits=logits)
         return logits
+
+    def _count_left(self) -> None:
+        self._health.familiar += self._size if self._known else 0
+        self._health.worse += 0 if self._known else self._size
 
     def _hold(self, x: Tensor) -> Tensor:
         """Predict without learning."""
@@ -378,10 +398,13 @@ class Guard(nn.Module):
             statistics = self._statistics(share.total)
         return self.adapter.predict_only(x, statistics=statistics)
 
-    def _is_known(self, novelty: float | Tensor | None) -> bool:
-        """Return whether a batch is familiar, and the source network better there: where anything is forgotten.
+    def _read_novelty(self, x: Tensor, share: Share) -> Tensor | None:
+        return self._judge.novelty(x, share) if self.adapter.coupled or self._judge.forgotten else None
 
-        With batch statistics it always is. A batch that was not judged is as the last one.
+    def _is_known(self, novelty: float | Tensor | None) -> bool:
+        """Return whether the source network should answer: the batch is familiar, and some such images are forgotten.
+
+        With batch statistics, also if none are. A batch that was not judged is as the last one.
         """
         if self.probe is None or not (self.adapter.coupled or self.probe.forgotten):
             return False
@@ -422,10 +445,13 @@ class Guard(nn.Module):
 
         `before` is the state that has made the prediction: if it is healthy, it is kept.
         """
+        left = self._judge.leaves
         if not self._judge.compare(x, logits, self._statistics(self._size), looked):
             return False
         if self._act(x, self._judge.late):
             return True
+        if self._judge.leaves and not left:
+            self._left = self._health.batches
         if self._health.doing == "learning":
             if before is not None and self._judge.healthy:
                 self._actions.ring.keep(before)

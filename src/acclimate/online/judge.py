@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 import torch
@@ -45,7 +46,6 @@ class Judge:
         self.share = Share(0, 0, 0)
         """The part of the current batch that this rank has."""
         self._importance = self._estimate_importance()
-        self._trial: Trial | None = None  # of the current batch
         self.begin()
 
     def _estimate_importance(self) -> Tensor | None:
@@ -68,6 +68,8 @@ class Judge:
         self.totals = torch.zeros(3, dtype=torch.float64, device=self.adapter.device)  # kept, entropy, drops
         self.samples = 0
         self.streaks = [0] * len(self.policies)
+        self.trial: Trial | None = None
+        """The last one of the current batch."""
 
     # Policies ---------------------------------------------------------------------------------------------------------
 
@@ -97,6 +99,10 @@ class Judge:
                 self.streaks[place] = self.streaks[place] + 1 if policy.concerns(self.health.signals) else 0
                 yield policy, self.streaks[place] >= policy.times
 
+    def begin_streaks(self) -> None:
+        """Forget which policies were concerned."""
+        self.streaks = [0] * len(self.policies)
+
     @property
     def leaves(self) -> bool:
         """Whether a policy leaves the answers to the source network."""
@@ -105,7 +111,7 @@ class Judge:
 
     def changed(self) -> None:
         """Forget what was found of an adapter that has been changed."""
-        self.streaks = [0] * len(self.policies)
+        self.begin_streaks()
         if self.probe is not None:
             self.probe.begin()
 
@@ -123,14 +129,15 @@ class Judge:
 
     def see(self, x: Tensor, *, novelty: bool = False) -> None:
         """Read what the images of a batch show by themselves: whether they are all the same, and if asked, new."""
-        self._trial = None  # that of an earlier batch; it has images
         found = {}
         if (novelty or self.forgotten) and (new := self.novelty(x, self.share)) is not None:
             found["novelty"] = new
         if self.share.total > 1 and any(policy.signal == "repeated" for policy in self.policies):
             x = self.world.preceded(x)
             found["repeated"] = self.world.mean_of(repeated(x), max(0, len(x) - 1))
-        values = torch.stack([*found.values()]).tolist() if found else []
+        values = (
+            [value if isfinite(value) else None for value in torch.stack([*found.values()]).tolist()] if found else []
+        )
         self._signal(**{"novelty": None, "repeated": None, **dict(zip(found, values, strict=True))})
 
     def novelty(self, x: Tensor, share: Share) -> Tensor | None:
@@ -188,8 +195,11 @@ class Judge:
         """Return whether the adapter as it is now would be damaged or collapsed."""
         if self.probe is not None and self.probe.damaged(self.adapter, self.random):
             return True
-        if self._trial is not None:
-            return self._trial.gain() < 0
+        if self.trial is not None:
+            before = self.trial.passes
+            gain = self.trial.gain()
+            self.health.passes += self.trial.passes - before
+            return gain < 0
         try:
             ours = self.adapter.predict_only(x, statistics=statistics)
         except DivergenceError:
@@ -250,12 +260,11 @@ class Judge:
 
     def _try(self, x: Tensor) -> None:
         """Compare both networks on held-out images in the style of the batch."""
-        self._trial = None
         gain = harm = None
-        if self.probe is not None and Trial.possible(self.probe, self.adapter, x):
-            self._trial = Trial(self.probe, self.adapter, x, self.window["source"], self.random)
-            gain, harm = self._trial.compare()
-            self.health.passes += self._trial.passes
+        self.trial = Trial.on(self.probe, self.adapter, x, self.share, self.window["source"], self.random)
+        if self.trial is not None:
+            gain, harm = self.trial.compare()
+            self.health.passes += self.trial.passes
         self._signal(gain=gain, harm=harm)
 
     def _distance(self) -> Tensor:
@@ -295,8 +304,10 @@ class Judge:
         self.window = {n.removeprefix("window/"): t.to(device) for n, t in tensors.items() if n.startswith("window/")}
         self.totals = tensors["totals"].to(device, copy=True)
         self.random.set_state(tensors["generator"].cpu())
+        self.trial = None
 
     def move(self) -> None:
         """Follow the adapter to another device."""
         self.totals = self.totals.to(self.adapter.device)
         self.window.clear()
+        self.trial = None

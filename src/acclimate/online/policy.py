@@ -152,7 +152,7 @@ class Health:
     passes: int = 0
     """Samples that checks have run through the network, in addition to the method's own passes."""
     familiar: int = 0
-    """Images that look like the held-out ones, and that the source network has answered since some are forgotten."""
+    """Images that look like the held-out ones, and that the source network has answered therefore."""
     worse: int = 0
     """Images that a policy has left to the source network, because the adapted network seemed to be worse."""
     rejected: int = 0
@@ -199,7 +199,8 @@ class Health:
         pause = f", until batch {self.until}" if self.doing == "paused" else ""
         doing = f"{self.doing} since batch {self.since}{pause}"
         known = {name: value for name, value in asdict(self.signals).items() if value is not None and name != "batch"}
-        lines = [f"{self.batches:,} batches: {doing}; {self.rollbacks} rollbacks, {self.rejected} images rejected"]
+        images = f"{self.rejected} images rejected, {self.familiar + self.worse} left to the source"
+        lines = [f"{self.batches:,} batches: {doing}; {self.rollbacks} rollbacks, {images}"]
         lines += [f"  {name:13} {value:.3g}" for name, value in known.items()]
         lines += [f"  batch {a.batch}: {a.signal} = {a.value:.3g}, so {a.action}" for a in self.alarms[-5:]]
         return "\n".join(lines)

@@ -41,6 +41,11 @@ class Style(NamedTuple):
     most: Tensor
     """The smallest and the largest value."""
 
+    @property
+    def finite(self) -> bool:
+        """Whether all of it is."""
+        return all(bool(each.isfinite().all()) for each in self)
+
 
 class StyleTransfer(nn.Module):
     """Gives held-out images the style of a batch.

@@ -10,11 +10,14 @@ from torch import Generator, Tensor
 
 from ..checks import DivergenceError
 from ..core.adapter import Adapter
+from ..parts.multiscale import resized
+from ..parts.world import Share
 from .probe import Probe, parts
-from .style import class_weights
+from .style import Style, class_weights
 
 __all__ = ["Trial"]
 
+_FEWEST = 16  # images that show a style
 _IMAGES = 64  # of a round
 _ROUNDS = 4
 _ERRORS = 2  # standard errors
@@ -24,6 +27,7 @@ _LEAST = 0.05  # chance of an image, against the mean
 
 
 class _Round(NamedTuple):
+    drawn: Tensor
     images: Tensor
     answers: Tensor
     hits: Tensor  # of the source network
@@ -34,29 +38,44 @@ class Trial:
     """Adapted and source network on held-out images in the style of a batch, which several ranks may share.
 
     Right is what the source network has predicted for the images as they were. Images count as their class is common
-    in the batch; where few of them count, others are drawn that do. `stream` has the source's probabilities for the
-    images of the batch.
+    in the batch; where few of them count, others are drawn that do.
+
+    Args:
+        probe: the held-out images.
+        adapter: the adapter.
+        style: the style of the batch.
+        stream: the source's probabilities for the images of the batch.
+        random: draws images and noise.
+        size: the number of images in the batch of all ranks.
     """
 
-    def __init__(self, probe: Probe, adapter: Adapter, x: Tensor, stream: Tensor, random: Generator) -> None:
-        self.probe, self.adapter, self.stream, self.random = probe, adapter, stream, random
-        self.style = probe.transfer.style(x, adapter.world)
+    def __init__(
+        self, probe: Probe, adapter: Adapter, style: Style, stream: Tensor, random: Generator, size: int = _IMAGES
+    ) -> None:
+        self.probe, self.adapter, self.style, self.stream, self.random = probe, adapter, style, stream, random
+        self.size = size
         self.passes = 0
         """Samples that have run through the network."""
-        self.chances = torch.ones(len(probe.images))  # of each held-out image
+        self.chances = self.left = torch.ones(len(probe.images))  # of each held-out image; drawn ones are not left
         self.rounds = [self._draw()]
         if float(self.rounds[0].weights.square().mean()) > _UNEVEN:
-            self.chances = self._by_class(self.rounds.pop())
+            self.chances = self.left = self._by_class(self.rounds.pop())
 
-    @staticmethod
-    def possible(probe: Probe | None, adapter: Adapter, x: Tensor) -> bool:
-        """Return whether there can be a trial.
+    @classmethod
+    def on(
+        cls, probe: Probe | None, adapter: Adapter, x: Tensor, share: Share, stream: Tensor, random: Generator
+    ) -> Trial | None:
+        """Return a trial in the style of a batch, or None where there can be none.
 
         With batch statistics there cannot: an even mixture of noise and blur is easier to normalise than a real stream.
         """
-        if probe is None or adapter.coupled or adapter.episodic or not adapter.adapted:
-            return False
-        return probe.transfer.takes(x)
+        if probe is None or adapter.coupled or adapter.episodic or not adapter.adapted or share.total < _FEWEST:
+            return None
+        world = adapter.world
+        if not bool(world.all(torch.tensor(probe.transfer.takes(x), device=x.device))):
+            return None
+        style = probe.transfer.style(x, world)
+        return cls(probe, adapter, style, stream, random, share.total) if style.finite else None
 
     def compare(self) -> tuple[float, float]:
         """Return what the adapted network gains over the source, and how much it harms at least.
@@ -74,26 +93,33 @@ class Trial:
             if gain >= 0:
                 break
         least = 0.0 if gain > 0 or self.adapter.answers_first else _DOUBT
-        return gain, max(least, -gain - _ERRORS * spread / len(gains) ** 0.5)
+        different = len(torch.unique(torch.cat([each.drawn for each in self.rounds])))
+        return gain, max(least, -gain - _ERRORS * spread / different**0.5)
 
     def gain(self) -> float:
         """Return what the adapted network gains as it is now, on the same images."""
         return float(torch.cat([self._gains(each) for each in self.rounds]).mean())
 
     def _draw(self) -> _Round:
+        """Draw held-out images, none twice as long as there are enough."""
         probe, adapter = self.probe, self.adapter
-        drawn = self.chances.multinomial(_IMAGES, replacement=True, generator=self.random).to(probe.images.device)
-        images = probe.transfer(probe.images[drawn], self.style, self.random)
-        answers, logits = probe.answers[drawn], self._predicted(adapter.predict_source, images)
+        if int((self.left > 0).sum()) < _IMAGES:
+            self.left = self.chances
+        repeat = int((self.left > 0).sum()) < _IMAGES
+        drawn = self.left.multinomial(_IMAGES, replacement=repeat, generator=self.random)
+        self.left = self.left.index_fill(0, drawn, 0.0)
+        there = drawn.to(probe.images.device)
+        images = probe.transfer(probe.images[there], self.style, self.random)
+        answers, logits = probe.answers[there], self._predicted(adapter.predict_source, images, _IMAGES)
         self.passes += _IMAGES
         weights = torch.ones(_IMAGES, device=images.device)
         if logits.dim() == 2:
-            common = class_weights(self.stream, logits.softmax(1)) / self.chances[drawn.cpu()].to(images.device)
-            weights = _IMAGES * common / common.sum()
-        return _Round(images, answers, _hits(logits, answers), weights)
+            common = class_weights(self.stream, logits.softmax(1)) / self.chances[drawn].to(images.device)
+            weights = torch.where(common.sum() > 0, _IMAGES * common / common.sum(), weights)
+        return _Round(drawn, images, answers, _hits(logits, answers), weights)
 
     def _by_class(self, seen: _Round) -> Tensor:
-        """Return chances in proportion to how much images of the same class have counted; for other classes, little."""
+        """Return chances in proportion to how much images of the same class have counted; unseen ones are average."""
         answers, classes = seen.answers.cpu(), int(self.probe.answers.max()) + 1
         totals = torch.zeros(classes).index_add_(0, answers, seen.weights.cpu().float())
         counts = torch.zeros(classes).index_add_(0, answers, torch.ones(len(answers)))
@@ -101,17 +127,22 @@ class Trial:
 
     def _gains(self, each: _Round) -> Tensor:
         """Return for each image by how much the adapted network is better."""
-        self.passes += _IMAGES
+        adapter = self.adapter
+        self.passes += _IMAGES * (1 if adapter.answers_first else adapter.cost[0])
+        most = _IMAGES if adapter.answers_first else self.size  # a step needs more memory
         try:
-            logits = self._predicted(self.adapter.preview, each.images)
+            logits = self._predicted(adapter.preview, each.images, most)
         except DivergenceError:
             return -each.weights * each.hits
         return each.weights * (_hits(logits, each.answers) - each.hits)
 
-    def _predicted(self, predict: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-        return torch.cat([self.adapter.world.spread(predict, x) for x in parts(images)])
+    def _predicted(self, predict: Callable[[Tensor], Tensor], images: Tensor, most: int) -> Tensor:
+        spread = self.adapter.world.spread
+        return torch.cat([spread(predict, x) for some in torch.split(images, most) for x in parts(some)])
 
 
 def _hits(logits: Tensor, answers: Tensor) -> Tensor:
     """Return 1 for each image that is right; for a segmenter, the share of its pixels."""
+    if logits.dim() > 2:
+        logits = resized(logits, answers)
     return (logits.argmax(1) == answers).float().view(len(logits), -1).mean(1)
