@@ -357,7 +357,7 @@ class Guard(nn.Module):
         return (self._known or self._judge.leaves) and self._health.doing != "source"
 
     def _interval(self) -> int:
-        """Return the number of batches until the next check: few at first, after an alarm and for answers of the source."""
+        """Return the batches until the next check: few at first, after an alarm, and when the source takes over."""
         since = self._left if self._judge.leaves else self._calm
         passed = (self._health.batches - since) // self._stretch
         return 1 + (min(max(_FIRST, passed // _GROWTH), self.every) - 1) * self._stretch
