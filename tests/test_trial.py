@@ -289,7 +289,8 @@ def test_a_policy_can_leave_the_answers_to_the_source_while_the_method_learns() 
     assert guard.last.updated
     assert not all(map(torch.equal, guard.adapted, before)), "it goes on learning"
     health = guard.health
-    assert (health.worse > 0, health.alarms, health.doing) == (True, [], "learning")
+    assert (health.worse > 0, health.alarms, health.doing, health.left) == (True, [], "learning", True)
+    assert "the source answers" in str(health)
     guard.adapter.restore(guard.adapter.state.source())
     for start in (1320, 1384):
         guard(noisy(start))

@@ -178,7 +178,8 @@ class Guard(nn.Module):
     @property
     def health(self) -> Health:
         """The last signals, all alarms, what is done about them, and since when."""
-        return replace(self._health, alarms=[*self._health.alarms], history=[*self._health.history])
+        health = self._health
+        return replace(health, left=self._leaves, alarms=[*health.alarms], history=[*health.history])
 
     @property
     def last(self) -> Step:

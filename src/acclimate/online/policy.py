@@ -143,6 +143,8 @@ class Health:
     batches: int = 0
     doing: str = "learning"
     """`learning`, or what is done instead."""
+    left: bool = False
+    """Whether the source network answers meanwhile: because the images are familiar, or by a policy."""
     since: int = 0
     """The batch at which that began."""
     until: int | None = None
@@ -197,7 +199,7 @@ class Health:
 
     def __str__(self) -> str:
         pause = f", until batch {self.until}" if self.doing == "paused" else ""
-        doing = f"{self.doing} since batch {self.since}{pause}"
+        doing = f"{self.doing} since batch {self.since}{pause}{', the source answers' if self.left else ''}"
         known = {name: value for name, value in asdict(self.signals).items() if value is not None and name != "batch"}
         images = f"{self.rejected} images rejected, {self.familiar + self.worse} left to the source"
         lines = [f"{self.batches:,} batches: {doing}; {self.rollbacks} rollbacks, {images}"]

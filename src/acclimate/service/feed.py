@@ -89,7 +89,7 @@ class Feed:
         with self._lock:
             self._latest |= {
                 "distance": health.signals.distance,
-                "doing": health.doing,
+                "doing": "left" if health.left and health.doing == "learning" else health.doing,
                 "since_batch": health.since,
                 "batches": health.batches,
                 "rollbacks": health.rollbacks,
