@@ -104,7 +104,7 @@ def test_history_and_live_events_appear(server: PageServer, visit: Callable[...,
     assert page.title().startswith("Paused")
 
 
-@pytest.mark.parametrize("what", ["source", "blend", "skip", "something new"])
+@pytest.mark.parametrize("what", ["source", "left", "blend", "skip", "something new"])
 def test_every_state_has_words(server: PageServer, visit: Callable[..., Any], what: str) -> None:
     server.history["status"] = [status(doing=what)]
     page = visit()
