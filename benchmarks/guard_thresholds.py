@@ -1,18 +1,18 @@
-"""Choose the settings of the guard: `python -m benchmarks.guard_thresholds [--seeds 3] [--processes 2]`
+"""Choose the settings of the guard: `python -m benchmarks.guard_thresholds [--seeds 3] [--processes 2] [--choices]`
 
 On training digits under the four corruptions that no table uses, alone and two or three on top of each other, so that
 neither images nor corruptions nor seeds are those that a guard is judged on. A batch is harmed if the method is more
 than five points below the source network on it. The rules:
 
 - `skew`, `collapse`: the smallest multiple of 0.02 that no batch of an honest stream exceeds unless it is harmed;
-- `harm`, for a roll back: of the thresholds with which no honest run of EATA or EATA-C loses more than 0.1 points
+- `harm`, for a roll back, and in how many checks in a row (`times`): of the choices with which no honest run of EATA or EATA-C loses more than 0.1 points
   against the run without a guard (or else as little as possible), the one whose worst hostile run of ETA or Tent at 20
   times its rate is best, on the stream or on clean images, against the source network; if these are equal to a tenth of
   a point, the one that gains most on honest streams.
 
 Not chosen here are `tolerated`, a tenth, as was set before any guard was measured, and `familiar`, which is above the
 largest novelty of 1,000 clean batches; what follows evidence, and how long to pause, are as the same rule chose them
-for the fourth guard. Writes `guard_thresholds_cpu.json`.
+for the fourth guard. `--choices` keeps the first rule's stored results. Writes `guard_thresholds_cpu.json`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from acclimate.data.types import Part
 from acclimate.methods import METHODS
 from acclimate.online.novelty import Novelty
 
-from .command import command, write
+from .command import command, read, write
 
 SHIFTS = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 HARD = tuple("+".join(names) for count in (1, 2, 3) for names in permutations(SHIFTS, count))
@@ -58,7 +58,8 @@ NETWORKS = ("resnet", "vit")
 HONEST = ("eata", "eata-c")
 WRONG_LABELS = ("correlated", "sorted", "one-class")
 HOSTILE = (*WRONG_LABELS, "mixing")
-CHOICES = [{"harm": above} for above in (0.0, 0.02, 0.05, 0.1)]
+HONEST_STREAMS = ("hard", "blocks")
+CHOICES = [{"harm": above, "times": times} for times in (1, 4) for above in (0.02, 0.1)]
 HARMED, LOST, STEP = 0.05, 0.1, 0.02
 Found = TypeVar("Found")
 
@@ -82,7 +83,8 @@ def _combine(shifts: Sequence[str], severity: int, x: Tensor, generator: Generat
 def run(network: str, method: str, stream: str, severity: int, seed: int, factor: float = 1, **guard: Any) -> Result:
     """Return the result of a method on training digits, watched by a guard with these options if there are any.
 
-    The stream `hard` has forty single and combined corruptions in random order, the others the four single ones.
+    The stream `hard` has forty single and combined corruptions in random order, 128 images each, `blocks` fifteen with
+    256, the others the four single ones.
     """
     digits = load_digits()[0]
     suite = Combined("digits", Tensors(digits.x[:2000], digits.y[:2000]), outputs=10)
@@ -96,9 +98,12 @@ def run(network: str, method: str, stream: str, severity: int, seed: int, factor
     adapter: Adapter | Guard = METHODS[method].preset(loaded.family, loaded.model, **settings)
     if guard:
         adapter = Guard(adapter, seed=seed, **{"probe": held_out, **guard})
-    if stream == "hard":
-        order = random.Random(seed).sample(HARD, len(HARD))  # noqa: S311 - an order, not a secret
-        scenario = SCENARIOS["lifelong"](suite, severity=severity, shifts=order, images=128, batch_size=64, seed=seed)
+    if stream in HONEST_STREAMS:
+        count, images = (len(HARD), 128) if stream == "hard" else (15, 256)
+        order = random.Random(seed).sample(HARD, count)  # noqa: S311 - an order, not a secret
+        scenario = SCENARIOS["lifelong"](
+            suite, severity=severity, shifts=order, images=images, batch_size=64, seed=seed
+        )
     else:
         scenario = SCENARIOS[stream](suite, severity=severity, shifts=SHIFTS, images=512, batch_size=64, seed=seed)
     return evaluate(adapter, scenario, clean=Domain.of("clean", digits.x[2744:], digits.y[2744:]))
@@ -168,7 +173,7 @@ def each_of(
 
 def guarded_runs(network: str, method: str, stream: str, seed: int, policies: list[Policy]) -> list[dict[str, Any]]:
     """Return runs without a guard and with each choice; on a hostile stream a method has twenty times its rate."""
-    severity, factor = (5, 1) if stream == "hard" else (3, 20)
+    severity, factor = (5, 1) if stream in HONEST_STREAMS else (3, 20)
     source, bare = run(network, "source", stream, severity, seed), run(network, method, stream, severity, seed, factor)
     rows = []
     for choice in CHOICES:
@@ -196,7 +201,7 @@ def guarded_runs(network: str, method: str, stream: str, seed: int, policies: li
 def summary(rows: list[dict[str, Any]], choice: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a choice gains at worst: on honest streams, on hostile ones, and on clean images after each."""
     own = [row for row in rows if all(row[name] == value for name, value in choice.items())]
-    honest, hostile = ([row for row in own if (row["stream"] == "hard") == wanted] for wanted in (True, False))
+    honest, hostile = ([row for row in own if (row["stream"] in HONEST_STREAMS) == wanted] for wanted in (True, False))
     gains = [row["guarded"] - row["bare"] for row in honest]
     return {
         **choice,
@@ -231,7 +236,7 @@ def table(result: Mapping[str, Any]) -> Table:
 
 def choices_table(result: Mapping[str, Any]) -> Table:
     """Return one row per choice: what honest and hostile runs lose and gain by it."""
-    chosen = [name for name in ("harm", "evidence", "pause", "tolerated") if name in result["choices"][0]]
+    chosen = [name for name in ("harm", "times", "evidence", "pause", "tolerated") if name in result["choices"][0]]
     head = [*chosen, "honest: worst", "mean", "clean", "hostile: worst", "clean"]
     return head, [
         [
@@ -253,14 +258,18 @@ def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--choices", action="store_true", help="only the second rule")
     arguments = parser.parse_args()
     seeds = range(FIRST_SEED, FIRST_SEED + arguments.seeds)
     with ProcessPoolExecutor(arguments.processes, initializer=_quietly) as pool:
-        thresholds = choose_thresholds(seeds, pool)
+        stored = read("guard_thresholds", "cpu") if arguments.choices else None
+        thresholds = choose_thresholds(seeds, pool) if stored is None else stored["thresholds"]
         chosen = {each["signal"]: each["chosen"] for each in thresholds}
         policies = [replace(policy, above=chosen.get(policy.signal, policy.above)) for policy in POLICIES]
         novelty = largest_novelty(seeds)
-        jobs = [("vit", method, "hard", seed, policies) for method, seed in product(HONEST, seeds)]
+        jobs = [
+            ("vit", method, stream, seed, policies) for method, stream, seed in product(HONEST, HONEST_STREAMS, seeds)
+        ]
         jobs += [("vit", method, stream, seeds[0], policies) for method, stream in product(("eta", "tent"), HOSTILE)]
         rows = each_of(pool, guarded_runs, jobs, "choices")
     found = [summary(rows, choice) for choice in CHOICES]
