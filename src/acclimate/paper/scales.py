@@ -176,7 +176,7 @@ SCALES: dict[str, Scale] = {
         classes=1000,
         clean=4000,
         parts=True,
-        few={"memo": 250, "tea": 500},
+        few={"cotta": 1000, "memo": 100, "tea": 500},
     ),
     "tiny-imagenet": Scale(
         "tiny-imagenet",
@@ -186,7 +186,7 @@ SCALES: dict[str, Scale] = {
         classes=200,
         clean=10_000,
         parts=True,
-        few={"memo": 500, "tea": 1000},
+        few={"cotta": 2500, "memo": 100, "tea": 1000},
     ),
     "cifar10": Scale(
         "cifar10",
