@@ -5,10 +5,10 @@ neither images nor corruptions nor seeds are those that a guard is judged on. A 
 than five points below the source network on it. The rules:
 
 - `skew`, `collapse`: the smallest multiple of 0.02 that no batch of an honest stream exceeds unless it is harmed;
-- `harm`, for a roll back, and in how many checks in a row (`times`): of the choices with which no honest run of EATA or
-  EATA-C loses more than 0.1 points against the run without a guard (or else as little as possible), the one whose worst
-  hostile run of ETA or Tent at 20 times its rate is best, on the stream or on clean images, against the source network;
-  if these are equal to a tenth of a point, the one that gains most on honest streams.
+- `harm`, for a roll back: of the choices with which no honest run of EATA or EATA-C loses more than 0.1 points against
+  the run without a guard (or else as little as possible), the one whose worst hostile run of ETA or Tent at 20 times
+  its rate is best, on the stream or on clean images, against the source network; if these are equal to a tenth of a
+  point, the one that gains most on honest streams.
 
 Not chosen here are `tolerated`, a tenth, as was set before any guard was measured, and `familiar`, which is above the
 largest novelty of 1,000 clean batches; what follows evidence, and how long to pause, are as the same rule chose them
@@ -59,7 +59,7 @@ HONEST = ("eata", "eata-c")
 WRONG_LABELS = ("correlated", "sorted", "one-class")
 HOSTILE = (*WRONG_LABELS, "mixing")
 HONEST_STREAMS = ("hard", "blocks")
-CHOICES = [{"harm": above, "times": times} for times in (1, 4) for above in (0.02, 0.1)]
+CHOICES = [{"harm": above} for above in (0.02, 0.1)]
 HARMED, LOST, STEP = 0.05, 0.1, 0.02
 Found = TypeVar("Found")
 
@@ -236,7 +236,7 @@ def table(result: Mapping[str, Any]) -> Table:
 
 def choices_table(result: Mapping[str, Any]) -> Table:
     """Return one row per choice: what honest and hostile runs lose and gain by it."""
-    chosen = [name for name in ("harm", "times", "evidence", "pause", "tolerated") if name in result["choices"][0]]
+    chosen = [name for name in ("harm", "evidence", "pause", "tolerated") if name in result["choices"][0]]
     head = [*chosen, "honest: worst", "mean", "clean", "hostile: worst", "clean"]
     return head, [
         [

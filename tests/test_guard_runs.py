@@ -160,15 +160,13 @@ def test_the_options_of_a_guard_are_set_as_those_of_a_method(tmp_path: Path) -> 
 def test_the_defaults_are_those_that_the_rule_has_chosen() -> None:
     stored = json.loads((ROOT / "benchmarks/results/guard_thresholds_cpu.json").read_text())
     undone = {policy.signal: policy.above for policy in POLICIES if policy.action != "leave"}
-    (patience,) = (policy.times for policy in POLICIES if (policy.signal, policy.action) == ("harm", "roll back"))
-    defaults = {name: undone[name] for name in ("skew", "collapse", "harm")} | {"times": patience}
-    assert defaults == pytest.approx(stored["chosen"])
+    assert {name: undone[name] for name in ("skew", "collapse", "harm")} == pytest.approx(stored["chosen"])
     assert stored["novelty"] < inspect.signature(Guard).parameters["familiar"].default
 
 
 def test_the_rule_of_the_choices() -> None:
     def choice(above: float, worst: float, mean: float, hostile: float, clean: float) -> dict[str, Any]:
-        return {"harm": above, "times": 1, "honest": [worst, mean], "hostile": hostile, "hostile clean": clean}
+        return {"harm": above, "honest": [worst, mean], "hostile": hostile, "hostile clean": clean}
 
     harmless = [choice(0.1, 0, 1, -3, -1), choice(0.2, -0.05, 2, -1, -2), choice(0.3, 0, 3, -2.01, 0)]
     harmful = [choice(0.4, -0.5, 9, 0, 0), choice(0.5, -0.2, 1, -9, 0)]
