@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 
 import pytest
 import torch
@@ -46,6 +48,27 @@ def torchvision_efficientnet() -> nn.Module:
     return EfficientNet([FusedMBConvConfig(2, 3, 1, 16, 16, 2), MBConvConfig(2, 3, 1, 16, 16, 2)], 0.0, num_classes=7)
 
 
+def torchvision_maxvit() -> nn.Module:
+    from torchvision.models.maxvit import MaxVit
+
+    return MaxVit((64, 64), 8, 2, [16, 16], [1, 1], 8, 0.0, num_classes=7)
+
+
+def timm_class(module: str, name: str, **keywords: object) -> nn.Module:
+    return getattr(import_module(f"timm.models.{module}"), name)(num_classes=7, **keywords)
+
+
+def with_text(family: str) -> nn.Module:
+    """A network of images and texts; only the first part classifies."""
+    import transformers
+
+    text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = getattr(transformers, f"{family}Config")(
+        num_labels=7, vision_config={**SIZES, "patch_size": 16}, text_config=text
+    )
+    return getattr(transformers, f"{family}ForImageClassification")(config)
+
+
 def torchvision_convnext() -> nn.Module:
     from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
@@ -55,6 +78,39 @@ def torchvision_convnext() -> nn.Module:
 SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32, "image_size": 64}
 STAGES = {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 2, 1, 1]}
 SWIN = {"embed_dim": 16, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 2, 4], "image_size": 64, "window_size": 2}
+PVT = {"image_size": 64, **STAGES, "depths": [1, 1, 1, 1], "num_attention_heads": [1, 1, 2, 2]}
+RESNET = {"embedding_size": 8, "hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 2, 1]}
+BIT = {"embedding_size": 32, "hidden_sizes": [32, 32, 64, 64], "depths": [1, 1, 1, 1], "num_groups": 4}
+EFFICIENT = {
+    "width_coefficient": 1.0,
+    "depth_coefficient": 1.0,
+    "hidden_dim": 1280,
+    "in_channels": [32, 16],
+    "out_channels": [16, 24],
+    "kernel_sizes": [3, 3],
+    "strides": [1, 2],
+    "expand_ratios": [1, 2],
+    "num_block_repeats": [2, 2],
+    "depthwise_padding": [],
+}
+CVT = {
+    "patch_sizes": [7, 3],
+    "patch_stride": [4, 2],
+    "patch_padding": [2, 1],
+    "embed_dim": [8, 16],
+    "depth": [1, 2],
+    "num_heads": [1, 2],
+    "mlp_ratio": [2.0, 2.0],
+    "qkv_bias": [True, True],
+    "cls_token": [False, True],
+    **{f"{name}_rate": [0.0, 0.0] for name in ("attention_drop", "drop", "drop_path")},
+    "qkv_projection_method": ["dw_bn", "dw_bn"],
+    "kernel_qkv": [3, 3],
+    "padding_kv": [1, 1],
+    "stride_kv": [2, 2],
+    "padding_q": [1, 1],
+    "stride_q": [1, 1],
+}
 TIMM_DINO = {"img_size": 64, "patch_size": 16, "depth": 3, "embed_dim": 48, "num_heads": 2}
 HF_DINO = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 64, "patch_size": 16}
 
@@ -82,6 +138,24 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and how many bra
         6,
     ),
     "timm efficientnet": (lambda: timm_model("efficientnet_lite0"), 9),
+    "timm res2net": (lambda: timm_model("res2net50_14w_8s", layers=(1, 1, 1, 1)), 4),
+    "timm nfnet": (lambda: timm_model("test_nfnet"), 4),
+    "timm byobnet": (lambda: timm_model("test_byobnet"), 4),
+    "timm convnext v2": (lambda: timm_model("test_convnext2"), 4),
+    "timm mambaout": (lambda: timm_model("test_mambaout"), 6),
+    "timm beit": (
+        lambda: timm_model("beit_base_patch16_224", img_size=64, embed_dim=48, depth=3, num_heads=2),
+        6,
+    ),
+    "timm cait": (lambda: timm_model("cait_xxs24_224", img_size=64, depth=2, embed_dim=48, num_heads=2), 4),
+    "timm xcit": (lambda: timm_model("xcit_nano_12_p16_224", img_size=64, depth=2, embed_dim=48, num_heads=2), 6),
+    "timm metaformer": (lambda: timm_class("metaformer", "MetaFormer", depths=(1,) * 4, dims=(8, 16, 16, 16)), 8),
+    "timm focalnet": (lambda: timm_class("focalnet", "FocalNet", depths=(1,) * 4, embed_dim=16), 8),
+    "timm edgenext": (lambda: timm_model("edgenext_xx_small"), 12),
+    "timm davit": (
+        lambda: timm_model("davit_tiny", depths=(1, 1, 1, 1), embed_dims=(32, 32, 64, 64), num_heads=(1, 1, 2, 2)),
+        16,
+    ),
     "torchvision resnet, basic": (lambda: torchvision_resnet("BasicBlock"), 4),
     "torchvision resnext, bottleneck": (lambda: torchvision_resnet("Bottleneck"), 4),
     "torchvision vit": (
@@ -94,6 +168,33 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and how many bra
         6,
     ),
     "torchvision efficientnet": (torchvision_efficientnet, 4),
+    "torchvision regnet": (lambda: torchvision_model("regnet.regnet_y_400mf"), 16),
+    "torchvision mnasnet": (lambda: torchvision_model("mnasnet.mnasnet0_5"), 10),
+    "torchvision maxvit": (torchvision_maxvit, 10),
+    **{
+        f"transformers {family.lower()}": (
+            partial(transformers_model, family, "ImageClassification", **keywords),
+            count,
+        )
+        for family, keywords, count in (
+            *((family, SIZES, 6) for family in ("DeiT", "ViTMSN", "IJepa", "Beit", "Data2VecVision")),
+            ("Cvt", CVT, 6),
+            ("Pvt", PVT, 8),
+            ("PvtV2", PVT, 8),
+            ("Swinv2", SWIN, 10),
+            ("Hiera", {"image_size": [64, 64], "embed_dim": 8, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 4, 8]}, 10),
+            ("PoolFormer", {**STAGES, "depths": [1, 1, 1, 1]}, 8),
+            ("ConvNextV2", STAGES, 5),
+            ("ResNet", RESNET, 5),
+            ("RegNet", {**RESNET, "groups_width": 8}, 5),
+            ("Bit", BIT, 4),
+            ("EfficientNet", EFFICIENT, 2),
+            ("MobileNetV2", {"depth_multiplier": 0.35}, 10),
+            ("SwiftFormer", {"embed_dims": [8, 16, 16, 16], "depths": [1, 1, 1, 1]}, 8),
+        )
+    },
+    "transformers clip": (lambda: with_text("CLIP"), 6),
+    "transformers siglip": (lambda: with_text("Siglip"), 6),
     "transformers vit": (lambda: transformers_model("ViT", "ImageClassification", **SIZES), 6),
     "transformers dinov2": (lambda: transformers_model("Dinov2", "ImageClassification", **HF_DINO), 6),
     "transformers dinov2, giant": (

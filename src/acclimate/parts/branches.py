@@ -1,7 +1,7 @@
 """Find the residual branches of a network: f in x + f(x).
 
-A table lists the blocks of timm, torchvision, transformers and acclimate. For other networks the user names the modules
-whose output is added to x (`branches`; of several in a row, the last one), or those that return x + f(x) (`blocks`).
+A table lists the blocks of known libraries (`known_blocks`). For other networks the user names the modules whose output
+is added to x (`branches`; of several in a row, the last one), or those that return x + f(x) (`blocks`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from torch import nn
 
+from .known_blocks import BLOCKS, SWITCHES
 from .wrappers import plain_names
 
 __all__ = ["Branch", "Names", "find_branches"]
@@ -45,56 +46,6 @@ class Branch:
         return self.modules[-1]
 
 
-# Library (or one of its modules) and class of a block → versions of it in different releases. A version has one string
-# per branch: the names of its modules in order, with `?` after one that may be absent. A block with a false attribute
-# of `_SWITCHES` has no identity connection.
-_BLOCKS: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
-    ("timm", "BasicBlock"): (("conv1 bn1 drop_block? act1 aa? conv2 bn2 se? drop_path?",),),
-    ("timm", "Bottleneck"): (("conv1 bn1 act1 conv2 bn2 drop_block? act2 aa? conv3 bn3 se? drop_path?",),),
-    ("timm.models.regnet", "Bottleneck"): (("conv1 conv2 se? conv3 drop_path",),),
-    ("timm.models.resnetv2", "Bottleneck"): (("conv1 norm1 conv2 norm2 conv3 norm3 drop_path",),),
-    ("timm.models.resnetv2", "PreActBottleneck"): (("conv1 norm2 conv2 norm3 conv3 drop_path",),),
-    ("timm", "Block"): (("norm1 attn ls1? drop_path1", "norm2 mlp ls2? drop_path2"),),
-    ("timm", "EvaBlock"): (("norm1 attn drop_path1", "norm2 mlp drop_path2"),),
-    ("timm", "MixerBlock"): (("norm1 mlp_tokens", "norm2 mlp_channels"),),
-    ("timm", "ConvNeXtBlock"): (("conv_dw norm mlp drop_path",),),
-    ("timm", "SwinTransformerBlock"): (("norm1 attn drop_path1", "norm2 mlp drop_path2"),),
-    ("timm", "SwinTransformerV2Block"): (("attn norm1 drop_path1", "mlp norm2 drop_path2"),),
-    ("timm", "ConvBnAct"): (("conv bn1 aa? drop_path",),),
-    ("timm", "DepthwiseSeparableConv"): (("conv_s2d? bn_s2d? conv_dw bn1 aa? se? conv_pw bn2 drop_path",),),
-    ("timm", "InvertedResidual"): (("conv_s2d? bn_s2d? conv_pw bn1 conv_dw bn2 aa? se? conv_pwl bn3 drop_path",),),
-    ("timm", "EdgeResidual"): (("conv_exp bn1 aa? se? conv_pwl bn2 drop_path",),),
-    ("timm", "UniversalInvertedResidual"): (("dw_start pw_exp dw_mid se? pw_proj dw_end layer_scale drop_path",),),
-    ("torchvision", "BasicBlock"): (("conv1 bn1 conv2 bn2",),),
-    ("torchvision", "Bottleneck"): (("conv1 bn1 conv2 bn2 conv3 bn3",),),
-    ("torchvision", "EncoderBlock"): (("ln_1 self_attention dropout", "ln_2 mlp"),),
-    ("torchvision", "CNBlock"): (("block stochastic_depth",),),
-    ("torchvision", "SwinTransformerBlock"): (("norm1 attn", "norm2 mlp"),),
-    ("torchvision", "SwinTransformerBlockV2"): (("attn norm1", "mlp norm2"),),
-    ("torchvision", "MBConv"): (("block stochastic_depth",),),
-    ("torchvision", "FusedMBConv"): (("block stochastic_depth",),),
-    ("torchvision", "InvertedResidual"): (("conv",), ("block",)),
-    ("transformers", "ViTLayer"): (
-        ("layernorm_before attention", "layernorm_after mlp"),
-        ("layernorm_before attention", "layernorm_after intermediate output.dense"),
-    ),
-    ("transformers", "Dinov2Layer"): (("norm1 attention layer_scale1", "norm2 mlp layer_scale2"),),
-    ("transformers", "Dinov2WithRegistersLayer"): (("norm1 attention layer_scale1", "norm2 mlp layer_scale2"),),
-    ("transformers", "SegformerLayer"): (
-        ("layernorm_before attention", "layernorm_after mlp"),
-        ("layer_norm_1 attention", "layer_norm_2 mlp"),
-    ),
-    ("transformers", "ConvNextLayer"): (("dwconv layernorm pwconv1 act? pwconv2 drop_path",),),
-    ("transformers", "SwinLayer"): (
-        ("layernorm_before attention drop_path", "layernorm_after mlp"),
-        ("layernorm_before attention drop_path", "layernorm_after intermediate output"),
-    ),
-    ("acclimate", "Block"): (("conv1 norm1 conv2 norm2 drop_path",),),
-    ("acclimate", "TransformerBlock"): (("norm1 attn drop_path1", "norm2 mlp drop_path2"),),
-}
-_SWITCHES = ("has_skip", "use_res_connect")
-
-
 def find_branches(model: nn.Module, branches: Names | None = None, blocks: Names | None = None) -> list[Branch]:
     """Return the residual branches of a network in order, or raise if none is known."""
     if branches is not None or blocks is not None:
@@ -115,11 +66,11 @@ def find_branches(model: nn.Module, branches: Names | None = None, blocks: Names
 
 
 def _in_block(path: str, module: nn.Module, block: int) -> Iterator[Branch]:
-    if not all(getattr(module, switch, True) for switch in _SWITCHES):
+    if any(_attribute(module, switch, True) in (None, False) for switch in SWITCHES):
         return
     for cls in type(module).__mro__:
         known = ((where, cls.__name__) for where in (cls.__module__, cls.__module__.split(".")[0]))
-        for version in (version for key in known for version in _BLOCKS.get(key, ())):
+        for version in (version for key in known for version in BLOCKS.get(key, ())):
             branches = [_modules(module, names) for names in version]
             if all(branches):
                 for modules in branches:
@@ -131,14 +82,20 @@ def _modules(block: nn.Module, names: str) -> tuple[nn.Module, ...]:
     """Return the named modules, or an empty tuple if a required one is absent."""
     modules = []
     for name in names.split():
-        found: object = block
-        for attribute in name.removesuffix("?").split("."):
-            found = getattr(found, attribute, None)
+        found = _attribute(block, name.removesuffix("?"))
         if isinstance(found, nn.Module):
             modules.append(found)
         elif not name.endswith("?"):
             return ()
     return tuple(modules)
+
+
+def _attribute(module: nn.Module, name: str, default: object = None) -> object:
+    """Return an attribute, perhaps of an attribute, as in `"output.dense"`."""
+    found: object = module
+    for each in name.split("."):
+        found = getattr(found, each, default)
+    return found
 
 
 def _find_named(model: nn.Module, branches: Names | None, blocks: Names | None) -> list[Branch]:
