@@ -286,8 +286,11 @@ class Stream:
 
     @torch.no_grad()
     def _follow(self, batch: Tensor) -> None:
-        """Move the statistics towards those of a batch."""
-        new = self._measure(batch)
+        """Move the statistics towards those of a batch, of its finite images."""
+        batch = batch[batch.isfinite().flatten(1).all(1)]
+        new = self._measure(batch) if len(batch) else []
+        if not new or not all(bool(each.isfinite().all()) for each in new):  # squares of huge values are infinite
+            return
         share = 1 - (1 - self.momentum) ** (len(batch) / self.size)
         old = self._statistics
         self._statistics = new if old is None else [a.lerp(b, share) for a, b in zip(old, new, strict=True)]
