@@ -13,6 +13,8 @@ from ..core.snapshot import Snapshot
 
 __all__ = ["Ring"]
 
+_PARAMETER, _TEACHER = "parameter/", "state/teacher."
+
 
 class Ring:
     """At most `most` snapshots besides the source's. They are as large as the adapted parameters, on their device."""
@@ -44,9 +46,9 @@ class Ring:
         return earlier
 
     def halve(self) -> None:
-        """Move the parameters half of the way to the source, and clear the optimizer's state."""
-        now, source = self.adapter.snapshot(), self.adapter.state.source()
-        half = {n: t.lerp(source.tensors[n], 0.5) for n, t in now.tensors.items() if n.startswith("parameter/")}
+        """Move the parameters, and a teacher's, half of the way to the source, and clear the optimizer's state."""
+        now, source = self.adapter.snapshot(), self.adapter.state.source().tensors
+        half = {n: t.lerp(source[start], 0.5) for n, t in now.tensors.items() if (start := _start(n)) in source}
         calm = {n: torch.zeros_like(t) for n, t in now.tensors.items() if n.startswith("optimizer/")}
         self.adapter.restore(Snapshot({**now.tensors, **half, **calm}, now.settings))
 
@@ -74,6 +76,13 @@ class Ring:
             for i, each in enumerate(settings)
         ]
         self.snapshots = [self.adapter.state.source(), *own]
+
+
+def _start(name: str) -> str:
+    """Return the name of the parameter that a tensor was equal to before anything was learned; none for others."""
+    if name.startswith(_TEACHER):
+        return _PARAMETER + name.removeprefix(_TEACHER).replace("/", ".")
+    return name if name.startswith(_PARAMETER) else ""
 
 
 def _cast(name: str, tensor: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
