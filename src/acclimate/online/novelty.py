@@ -9,6 +9,7 @@ nothing to lose if the source network answers them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -24,6 +25,7 @@ FEWEST = 16
 _MOST = 32  # images of a batch that are described
 _CHANNELS = 4  # that are described one by one
 _TINY = 1e-4
+_POOLS: dict[int, Callable[[Tensor, int], Tensor]] = {3: F.avg_pool1d, 4: F.avg_pool2d, 5: F.avg_pool3d}
 
 
 class Novelty(nn.Module):
@@ -52,11 +54,14 @@ class Novelty(nn.Module):
         self.register_buffer("inverse", torch.linalg.inv(spread), persistent=False)
 
     def forward(self, x: Tensor, share: Share | None = None, world: World = ALONE) -> Tensor:
-        """Return the novelty of a batch; of that of all ranks, where several share it."""
+        """Return the novelty of a batch; of that of all ranks, where several share it. NaN if it cannot be compared."""
         share = share or Share(0, len(x), len(x))
         step = -(-share.total // _MOST)
         some = x[-share.offset % step :: step]
-        away = world.mean(describe(some), 0) - self.mean
+        described = describe(some)
+        if described.shape[1] != len(self.mean):  # other sizes may have fewer statistics
+            return self.mean.new_tensor(math.nan)
+        away = world.mean(described, 0) - self.mean
         n = -(-share.total // step)
         return away @ self.inverse @ away / ((1 / n + 1 / self.count) * len(away))
 
@@ -86,6 +91,6 @@ def _differences(x: Tensor) -> Iterator[Tensor]:
                 first = x.diff(dim=axis)
                 yield first.abs().flatten(1).mean(1)
                 yield first.diff(dim=axis).abs().flatten(1).mean(1)
-        if x.dim() == 2 or min(x.shape[2:]) < 8:
+        if x.dim() not in _POOLS or min(x.shape[2:]) < 8:
             return
-        x = F.avg_pool2d(x, 2) if x.dim() == 4 else F.avg_pool1d(x, 2)
+        x = _POOLS[x.dim()](x, 2)

@@ -39,7 +39,10 @@ class Probe(nn.Module):
     def __init__(self, adapter: Adapter, images: Images, tolerated: float, risk: float, random: Generator) -> None:
         super().__init__()
         with adapter.world.together():
-            held_out = torch.cat([*image_batches(images)]).to(adapter.device)
+            batches = [*image_batches(images)]
+            if len({(each.shape[1:], each.dtype) for each in batches}) != 1:
+                raise ValueError("probe= needs held-out images, all of the same shape and type")
+            held_out = torch.cat(batches).detach().to(adapter.device)
             if len(held_out) < _DRAW:
                 raise ValueError(f"probe= has {len(held_out)} images, and each check draws {_DRAW}: give a few hundred")
         if adapter.world.size > 1:
