@@ -334,7 +334,7 @@ def test_harm_is_rolled_back_until_there_is_none() -> None:
     guard.policies = POLICIES
     for start in range(1000, 1256, 64):
         guard(noisy(start))
-    damage(guard, 0.5)
+    damage(guard, 1.0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="batch")
         for start in range(1256, 1512, 64):

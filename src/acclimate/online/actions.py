@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -25,6 +25,7 @@ class Actions:
         self.ring = Ring(adapter, ring)
         self.pause = pause  # batches of the next one
         self.cause, self.quiet = "", 0  # the signal of the lasting action, and checks without it
+        self.froze = False  # whether a policy has frozen the adapter, and not the user
 
     def alarm(self, alarm: Alarm, unhealthy: Callable[[], bool], stretch: int = 1) -> bool:
         """Do what an alarm asks for; return whether the adapter has changed.
@@ -35,9 +36,14 @@ class Actions:
         self.quiet = 0
         if alarm.action in LASTING and health.doing not in ("learning", "paused"):
             return False
-        if not health.alarms:
-            warn(f"batch {alarm.batch}: {alarm.signal} is {alarm.value:.3g}, so: {alarm.action}. `health` has the rest")
+        first = not health.alarms
         health.ring(alarm)
+        changed = self._carry_out(alarm, unhealthy, stretch)
+        if first:  # last, since a warning may be an error
+            warn(f"batch {alarm.batch}: {alarm.signal} is {alarm.value:.3g}, so: {alarm.action}. `health` has the rest")
+        return changed
+
+    def _carry_out(self, alarm: Alarm, unhealthy: Callable[[], bool], stretch: int) -> bool:
         if alarm.action in LASTING:
             self.cause = alarm.signal
             self.do(alarm.action)
@@ -49,11 +55,16 @@ class Actions:
         else:
             self.back(unhealthy)
         if alarm.action == "freeze":
-            self.adapter.frozen = True
+            self.adapter.frozen = self.froze = True
             self.resume()
         else:
             self.start_pause(stretch)
         return True
+
+    def lacks(self, policies: Sequence[Policy]) -> bool:
+        """Return whether a lasting action is under way that none of these policies could end."""
+        asked = any(policy.action == self.health.doing and policy.signal == self.cause for policy in policies)
+        return self.health.doing in LASTING and not asked
 
     @property
     def again(self) -> bool:
@@ -84,9 +95,10 @@ class Actions:
         return not paused
 
     def start_pause(self, stretch: int = 1) -> None:
-        """Pause learning, the next time for twice as long."""
+        """Pause learning, the next time for twice as long. What lasts until a signal is gone goes on meanwhile."""
         self.health.until = self.health.batches + self.pause * stretch
-        self.do("frozen" if self.adapter.frozen else "paused")
+        if self.health.doing not in LASTING:
+            self.do("frozen" if self.adapter.frozen else "paused")
         self.pause = min(2 * self.pause, _LONGEST)
 
     def nearer(self, unhealthy: Callable[[], bool]) -> None:

@@ -12,7 +12,8 @@ an alarm, and then less and less often, up to one in `every`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import asdict, replace
 from functools import partial
 from hashlib import sha256
 from inspect import signature
@@ -76,6 +77,7 @@ class Guard(nn.Module):
     adapter: Adapter
     probe: Probe | None
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         adapter: Adapter,
@@ -93,8 +95,15 @@ class Guard(nn.Module):
         super().__init__()
         if not isinstance(adapter, Adapter):
             raise TypeError(f"a Guard watches an adapter, such as EATA(net), not a {type(adapter).__name__}")
-        if every < 1 or ring < 1 or pause < 1:
-            raise ValueError(f"Guard: every={every}, ring={ring} and pause={pause} must be at least 1")
+        for name, count in (("every", every), ("ring", ring), ("pause", pause)):
+            if not isinstance(count, int) or count < 1:
+                raise ValueError(f"Guard: {name}={count!r} must be a whole number of at least 1")
+        if not 0 <= tolerated < 1 or not 0 < risk < 1:
+            raise ValueError(f"Guard: tolerated={tolerated} and risk={risk} must be between 0 and 1")
+        if not familiar >= 0:
+            raise ValueError(f"Guard: familiar={familiar} must not be negative")
+        if not isinstance(policies, Sequence) or not all(isinstance(policy, Policy) for policy in policies):
+            raise TypeError("Guard: policies= takes acclimate.Policy objects, such as those of acclimate.POLICIES")
         self.every, self.familiar, self.pause, self.probe = every, familiar, pause, None
         self.adapter = adapter  # after what has the same name in some adapters, which is the guard's then
         self._most, self._seed = ring, seed
@@ -110,6 +119,7 @@ class Guard(nn.Module):
         """Start to watch, from the adapter as it is."""
         self._judge.random.manual_seed(self._seed)
         self._judge.begin()
+        self._clock = 0  # images so far; of each batch at most as many as a judgement needs
         self._next = self._calm = self._left = 0  # the next check, and since when all is calm, or left to the source
         self._stretch = 1  # so many batches are enough for a judgement
         self._known = False  # whether the last batch was familiar, so that the source network answers
@@ -140,8 +150,10 @@ class Guard(nn.Module):
         self._judge.trial = None
         try:
             return self._answer(x)
+        except DivergenceError:
+            raise
         except ValueError:
-            fine = x.isfinite().flatten(1).all(1)
+            fine = _finite(x)
             if bool(self.world.all(fine)):
                 return self._answer(x)  # the error was that of an earlier batch, or it is raised again
             return self._answer_some(x, fine)
@@ -153,6 +165,7 @@ class Guard(nn.Module):
         Where the source network answers, it does so whatever `statistics` say.
         """
         x, share = self.adapter.admit(x)
+        self._find_dense(x, share)
         leave = self._judge.leaves or self._is_known(self._read_novelty(x, share))
         return self._predict(x, share, statistics, leave=leave)
 
@@ -160,9 +173,13 @@ class Guard(nn.Module):
     def preview(self, x: Tensor) -> Tensor:
         """Return the logits that a call would return, unless it finds something. Nothing is learned or changed."""
         x, share = self.adapter.admit(x)
-        if self._health.doing != "learning" or self._statistics(share.total) is not None or self._gathers(x, share):
+        fine = _finite(x)
+        if not bool(self.world.all(fine)):
+            return self._of_finite(self.preview, x, fine)
+        self._find_dense(x, share)
+        if self._health.doing != "learning" or self._statistics(share.total) is not None or self._gathers(share):
             return self.predict_only(x)
-        leave = self._judge.leaves or self._is_known(self._read_novelty(x, share))
+        leave = self._judge.leaves or self._is_known(self._read_novelty(x, share) if self._reads_novelty else None)
         return self.adapter.predict_source(x) if leave else self.adapter.preview(x)
 
     @property
@@ -174,6 +191,8 @@ class Guard(nn.Module):
     @exclusive
     def policies(self, policies: Sequence[Policy]) -> None:
         self._judge.policies = tuple(policies)
+        if self._actions.lacks(policies):
+            self._resume()
 
     @property
     def health(self) -> Health:
@@ -194,7 +213,7 @@ class Guard(nn.Module):
     @frozen.setter
     @exclusive
     def frozen(self, frozen: bool) -> None:
-        self.adapter.frozen = frozen
+        self.adapter.frozen, self._actions.froze = frozen, False
         self._judge.begin_streaks()  # while frozen, no check would end what is left to the source
         self._resume()
 
@@ -205,6 +224,7 @@ class Guard(nn.Module):
         found = self._actions.back()
         self._actions.start_pause()
         self._judge.changed()
+        self._judge.window.clear()
         return found
 
     @exclusive
@@ -230,29 +250,37 @@ class Guard(nn.Module):
         memory = {
             **self._judge.state(),
             "ring": self._actions.ring.settings(),
-            "counts": [self._next, self._calm, self._stretch, self._dense, self._known, self._left],
+            "counts": [self._clock, self._next, self._calm, self._stretch, self._dense, self._known, self._left],
             "actions": [self._actions.pause, self._actions.quiet, self._actions.cause],
-            "frozen": self.adapter.frozen,
+            "froze": self._actions.froze,
+            "policies": [asdict(policy) for policy in self.policies],
         }
         return Snapshot(tensors, {**own.settings, "guard": memory})
 
     @exclusive
     @torch.inference_mode(False)
     def restore(self, snapshot: Snapshot) -> None:
-        """Restore a snapshot. The same batches then give the same results as before, bit for bit."""
+        """Restore a snapshot. The same batches then give the same results as before, bit for bit.
+
+        Whether you have set `frozen` is not part of it.
+        """
         memory = snapshot.settings.get("guard")
-        alike = memory is not None and len(memory["streaks"]) == len(self.policies)
+        alike = memory is not None and memory.get("policies") == [asdict(policy) for policy in self.policies]
         if memory is None or not alike or (memory["probe"] is None) != (self.probe is None):
             raise StateError("the state was not saved by a Guard with the same policies, and with a probe as this one")
         mine = {name.removeprefix("guard/"): t for name, t in snapshot.tensors.items() if name.startswith("guard/")}
         theirs = {name: t for name, t in snapshot.tensors.items() if not name.startswith("guard/")}
         self.adapter.restore(Snapshot(theirs, {n: v for n, v in snapshot.settings.items() if n != "guard"}))
-        self.adapter.frozen = memory["frozen"]
         self._judge.load(mine, memory)
         actions = self._actions
-        self._next, self._calm, self._stretch, self._dense, self._known, self._left = memory["counts"]
+        counts = memory["counts"]
+        self._clock, self._next, self._calm, self._stretch, self._dense, self._known, self._left = counts
         actions.pause, actions.quiet, actions.cause = memory["actions"]
         actions.health = self._health
+        if memory["froze"] or actions.froze:
+            self.adapter.frozen = actions.froze = memory["froze"]
+        if self.adapter.frozen != (self._health.doing == "frozen"):
+            actions.resume()
         self._gathered = mine["gathered"].to(self.adapter.device, copy=True) if "gathered" in mine else None
         actions.ring.load(_within("ring", mine), memory["ring"])
         self._last = None
@@ -269,36 +297,73 @@ class Guard(nn.Module):
     # One batch --------------------------------------------------------------------------------------------------------
 
     def _answer(self, x: Tensor) -> Tensor:
+        """Answer a batch. One that is refused changes nothing; if the adapted network alone diverges, roll back."""
+        before = self._noted()
         try:
             return self._serve(x)
         except DivergenceError:
+            self._put_back(before)
+            self.adapter.predict_source(x, statistics=None)  # raises if the images are at fault
             self._alarm(Alarm(self._health.batches, "collapse", 1.0, "roll back"), x)
             return self._serve(x)
+        except ValueError:
+            self._put_back(before)
+            raise
 
     def _answer_some(self, x: Tensor, fine: Tensor) -> Tensor:
         """Answer images that are not finite with a uniform prediction."""
-        self._judge.share = share = self.world.share(int(fine.sum()))
-        some = self._answer(x[fine]) if share.total else self.adapter.predict_source(torch.zeros_like(x[:1]))[:0]
+        whole, self._judge.share = self._judge.share, self.world.share(int(fine.sum()))
+        some = self._judge.share.total
+        self._last = None
+        logits = self._of_finite(self._answer, x, fine)
+        self._health.rejected += whole.total - some
+        step = self.last if some else Step(0)
+        kept = fine.clone() if step.kept is None else step.kept.new_zeros(len(x), *step.kept.shape[1:])
+        if step.kept is not None:
+            kept[fine] = step.kept
+        self._last = replace(step, size=len(x), share=whole, logits=logits, kept=kept)
+        return logits
+
+    def _of_finite(self, predict: Callable[[Tensor], Tensor], x: Tensor, fine: Tensor) -> Tensor:
+        """Return a prediction for the finite images, and zeros for the others."""
+        nothing = not self.world.share(int(fine.sum())).total
+        some = self.adapter.predict_source(torch.zeros_like(x[:1]))[:0] if nothing else predict(x[fine])
         logits = some.new_zeros(len(x), *some.shape[1:])
         logits[fine] = some
-        self._health.rejected += self.world.share(len(x)).total - share.total
-        if not share.total:
-            self._last = Step(len(x), logits=logits)
         return logits
+
+    def _noted(self) -> dict[str, Any]:
+        """Return what a batch may change before the adapter has taken it."""
+        own = {name: getattr(self, name) for name in ("_clock", "_next", "_calm", "_left", "_stretch", "_known")}
+        actions = {name: getattr(self._actions, name) for name in ("pause", "quiet", "cause", "froze")}
+        return {"guard": own, "actions": actions, "health": {**vars(self._health)}, "judge": self._judge.noted()}
+
+    def _put_back(self, before: dict[str, Any]) -> None:
+        """Undo that, unless learning was undone meanwhile."""
+        if self._health.rollbacks == before["health"]["rollbacks"]:
+            vars(self).update(before["guard"])
+            vars(self._actions).update(before["actions"])
+            vars(self._health).update(before["health"])
+            self._judge.put_back(before["judge"])
 
     def _serve(self, x: Tensor) -> Tensor:
-        self._stretch = -(-ENOUGH // max(1, min(ENOUGH, self._size)))
-        logits = self._gather(x) if self._gathers(x, self._judge.share) else self._take(x)
+        self._find_dense(x, self._judge.share)
+        judged = ENOUGH if self._dense else max(1, min(ENOUGH, self._size))
+        self._stretch = -(-ENOUGH // judged)
+        logits = self._gather(x) if self._gathers(self._judge.share) else self._take(x)
         self._health.batches += 1
+        self._clock += judged
         return logits
 
-    def _gathers(self, x: Tensor, share: Share) -> bool:
-        """Return whether a batch is so small that images are gathered before the method learns from them."""
-        if share.total >= SMALL or self.adapter.coupled or self.adapter.episodic or self.frozen:
-            return False
-        if self._dense is None:
+    def _find_dense(self, x: Tensor, share: Share) -> None:
+        """Find whether the network is a segmenter, before it is given the first small batch."""
+        if self._dense is None and share.total < SMALL:
             self._dense = self.adapter.predict_source(x[:1]).dim() > 2
-        return not self._dense
+
+    def _gathers(self, share: Share) -> bool:
+        """Return whether a batch is so small that images are gathered before the method learns from them."""
+        small = share.total < SMALL and not self._dense
+        return small and not (self.adapter.coupled or self.adapter.episodic or self.frozen)
 
     def _gather(self, x: Tensor) -> Tensor:
         """Predict at once, and learn from all images since the last time if they are enough."""
@@ -308,7 +373,10 @@ class Guard(nn.Module):
         answered = Step(len(x), logits=logits, forwards=len(x))
         self.adapter.passes.add(answered, self.world)
         x = self.world.gather(x)
-        self._gathered = x.clone() if self._gathered is None else torch.cat([self._gathered, x])
+        earlier = self._gathered
+        if earlier is None or (earlier.shape[1:], earlier.dtype) != (x.shape[1:], x.dtype):
+            earlier = x[:0]  # images of another kind cannot be in one batch
+        self._gathered = torch.cat([earlier, x])
         if len(self._gathered) >= ENOUGH:
             batch, self._gathered = self._gathered, None
             self._take_gathered(batch)
@@ -328,8 +396,8 @@ class Guard(nn.Module):
         health = self._health
         if health.doing == "paused" and health.batches >= (health.until or 0):
             self._resume()
-        due = health.batches >= self._next and not self.frozen
-        self._judge.see(x, novelty=due or self._known or self.frozen)
+        due = self._clock >= self._next and not self.frozen
+        self._judge.see(x, novelty=due or self._reads_novelty)
         known, self._known = self._known, self._is_known(health.signals.novelty)
         if known and not self._known and not self.frozen:
             due = True
@@ -344,7 +412,7 @@ class Guard(nn.Module):
         if due and (checked := self._to_check(x, logits)) is not None and self._compare(x, checked, looked, before):
             logits = self._hold(x)
         if due and not self._judge.window:  # otherwise small batches are still being collected
-            self._next = health.batches + self._interval()
+            self._next = self._clock + self._interval()
         return self._leave(x, logits) if self._leaves and not answered else logits
 
     @property
@@ -357,11 +425,16 @@ class Guard(nn.Module):
         """Whether the source network answers what is learned from."""
         return (self._known or self._judge.leaves) and self._health.doing != "source"
 
+    @property
+    def _reads_novelty(self) -> bool:
+        """Whether novelty is read with every batch."""
+        return self._known or self.frozen or self._judge.forgotten
+
     def _interval(self) -> int:
-        """Return the batches until the next check: few at first, after an alarm, and when the source takes over."""
+        """Return the time until the next check: short at first, after an alarm, and when the source takes over."""
         since = self._left if self._judge.leaves else self._calm
-        passed = (self._health.batches - since) // self._stretch
-        return 1 + (min(max(_FIRST, passed // _GROWTH), self.every) - 1) * self._stretch
+        passed = (self._clock - since) // ENOUGH
+        return 1 + ENOUGH * (min(max(_FIRST, passed // _GROWTH), self.every) - 1)
 
     def _learn(self, x: Tensor) -> Tensor:
         logits: Tensor = self.adapter(x)
@@ -388,7 +461,7 @@ class Guard(nn.Module):
         logits = self._predict(x, self._judge.share, leave=self._rests)
         self._last = Step(len(x), logits=logits, forwards=len(x))
         self.adapter.passes.add(self._last, self.world)
-        self._add(logits, 0.0, 0)
+        self._add(logits, None, 0)
         return logits
 
     def _predict(self, x: Tensor, share: Share, statistics: Statistics | None = None, *, leave: bool) -> Tensor:
@@ -411,7 +484,7 @@ class Guard(nn.Module):
             return False
         return self._known if novelty is None else bool(novelty < self.familiar)
 
-    def _add(self, logits: Tensor, kept: float | Tensor, dropped: int | Tensor) -> None:
+    def _add(self, logits: Tensor, kept: float | Tensor | None, dropped: int | Tensor) -> None:
         self._dense = logits.dim() > 2
         self._judge.add(logits, kept, dropped)
 
@@ -452,7 +525,7 @@ class Guard(nn.Module):
         if self._act(x, self._judge.late):
             return True
         if self._judge.leaves and not left:
-            self._left = self._health.batches
+            self._left = self._clock
         if self._health.doing == "learning":
             if before is not None and self._judge.healthy:
                 self._actions.ring.keep(before)
@@ -474,7 +547,7 @@ class Guard(nn.Module):
 
     def _alarm(self, alarm: Alarm, x: Tensor) -> bool:
         """Do what an alarm asks for; return whether the adapter has changed."""
-        self._calm = self._health.batches
+        self._calm = self._clock
         self._judge.window.clear()
         unhealthy = partial(self._judge.unhealthy, x, self._statistics(self._size))
         changed = self._actions.alarm(alarm, unhealthy, self._stretch)
@@ -484,7 +557,7 @@ class Guard(nn.Module):
 
     def _resume(self) -> None:
         if self._actions.resume():
-            self._next = self._calm = self._health.batches
+            self._next = self._calm = self._clock
 
     # As an adapter ----------------------------------------------------------------------------------------------------
 
@@ -505,6 +578,13 @@ class Guard(nn.Module):
         else:
             super().__setattr__(name, value)
 
+    @exclusive
+    def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        vars(copied).update({name: deepcopy(value, memo) for name, value in vars(self).items()})
+        return copied
+
+    @exclusive
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move or cast the adapter, the held-out images and the snapshots."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -527,6 +607,11 @@ class Guard(nn.Module):
         return (
             f"Guard({', '.join([repr(self.adapter), *(f'{name}={value}' for name, value in (probe | other).items())])})"
         )
+
+
+def _finite(x: Tensor) -> Tensor:
+    """Return which images have no NaN and no infinity."""
+    return x.isfinite().flatten(1).all(1)
 
 
 def _within(folder: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

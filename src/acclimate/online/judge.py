@@ -66,7 +66,7 @@ class Judge:
         self.health = Health(doing="frozen" if self.adapter.frozen else "learning")
         self.window: dict[str, Tensor] = {}
         self.totals = torch.zeros(3, dtype=torch.float64, device=self.adapter.device)  # kept, entropy, drops
-        self.samples = 0
+        self.samples = self.taught = 0  # since the last check, and how many of them the method could learn from
         self.streaks = [0] * len(self.policies)
         self.trial: Trial | None = None
         """The last one of the current batch."""
@@ -115,15 +115,26 @@ class Judge:
         if self.probe is not None:
             self.probe.begin()
 
+    def noted(self) -> dict[str, Any]:
+        """Return what is known of a batch before the adapter has taken it, for `put_back`."""
+        return {"streaks": [*self.streaks], "samples": self.samples, "random": self.random.get_state()}
+
+    def put_back(self, before: dict[str, Any]) -> None:
+        """Forget a batch that was refused."""
+        self.streaks, self.samples = before["streaks"], before["samples"]
+        self.random.set_state(before["random"])
+
     # Measurements -----------------------------------------------------------------------------------------------------
 
-    def add(self, logits: Tensor, kept: float | Tensor, dropped: int | Tensor) -> None:
-        """Add up what the next check reads."""
+    def add(self, logits: Tensor, kept: float | Tensor | None, dropped: int | Tensor) -> None:
+        """Add up what the next check reads. `kept` is None if the method could not learn."""
         n, own = len(logits), torch.zeros_like(self.totals)
         self.samples += self.share.total
+        self.taught += 0 if kept is None else self.share.total
         if n:
-            for total, value in zip(own[:2].unbind(), (n * kept, n * entropy(logits).mean()), strict=True):
-                total.add_(value)  # without a copy from the host
+            means = 0.0 if kept is None else kept, entropy(logits).mean()
+            for total, mean in zip(own[:2].unbind(), means, strict=True):
+                total.add_(n * mean)  # without a copy from the host
         self.totals += self.world.sum(own)
         self.totals[2].add_(dropped)
 
@@ -226,8 +237,8 @@ class Judge:
         return self.world.gather(per_sample(logits, share or self.share))
 
     def _collect(self, **values: Tensor) -> None:
-        for name, value in values.items():
-            self.window[name] = torch.cat([self.window[name], value]) if name in self.window else value
+        longer = {n: torch.cat([self.window[n], value]) if n in self.window else value for n, value in values.items()}
+        self.window = longer  # at once, so that an interrupt finds both or none
 
     def _measure(self) -> None:
         """Read all signals at once."""
@@ -241,11 +252,11 @@ class Judge:
             ]
         )
         mine, reference, differ, away, kept, entropies, dropped = torch.cat([values, self.totals]).tolist()
-        samples = max(self.samples, 1)
+        samples, taught = max(self.samples, 1), self.taught
         self.totals.zero_()
-        self.samples = 0
+        self.samples = self.taught = 0
         self._signal(
-            kept=kept / samples,
+            kept=kept / taught if taught else None,
             entropy=entropies / samples,
             diversity=mine,
             collapse=reference - mine,
@@ -290,14 +301,14 @@ class Judge:
         return {
             "health": self.health.as_dict(),
             "probe": None if self.probe is None else self.probe.state(),
-            "samples": self.samples,
+            "samples": [self.samples, self.taught],
             "streaks": [*self.streaks],
         }
 
     def load(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Continue from what `tensors` and `state` have returned."""
         self.health = Health.from_dict(state["health"])
-        self.samples, self.streaks = state["samples"], [*state["streaks"]]
+        (self.samples, self.taught), self.streaks = state["samples"], [*state["streaks"]]
         if self.probe is not None:
             self.probe.load(state["probe"])
         device = self.adapter.device
@@ -309,5 +320,5 @@ class Judge:
     def move(self) -> None:
         """Follow the adapter to another device."""
         self.totals = self.totals.to(self.adapter.device)
-        self.window.clear()
+        self.window = {name: value.to(self.adapter.device) for name, value in self.window.items()}
         self.trial = None

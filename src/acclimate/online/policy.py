@@ -183,7 +183,8 @@ class Health:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data, for JSON."""
-        return asdict(self)
+        listed = {name: [{**vars(each)} for each in getattr(self, name)] for name in ("alarms", "history")}
+        return {**vars(self), "signals": {**vars(self.signals)}, **listed}
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Health:
