@@ -195,6 +195,21 @@ def test_a_rollback_by_hand_does_not_end_what_lasts() -> None:
     assert guard.health.doing == "source"
 
 
+def test_a_rollback_keeps_a_lower_learning_rate() -> None:
+    guard = Guard(tent(), probe=PROBE)
+    guard(images(16, seed=1))
+    guard.optimizer.param_groups[0]["lr"] = 1e-9
+    guard.rollback()
+    assert guard.optimizer.param_groups[0]["lr"] == 1e-9
+
+
+@pytest.mark.parametrize("name", ["tolerated", "risk", "ring", "pause"])
+def test_options_without_effect_later_are_refused_later(name: str) -> None:
+    guard = Guard(tent(), probe=PROBE)
+    with pytest.raises(AttributeError, match=name):
+        setattr(guard, name, 0.5)
+
+
 @pytest.mark.filterwarnings("ignore:.*batch")
 def test_a_batch_that_is_refused_changes_nothing() -> None:
     guard = Guard(adapter_of("roid", "bn"), probe=PROBE, every=1)

@@ -149,7 +149,7 @@ def test_its_table_is_against_the_source(tmp_path: Path) -> None:
 def test_the_options_of_a_guard_are_set_as_those_of_a_method(tmp_path: Path) -> None:
     plan = replace(PLAN, guard=True, overrides={"guard": {"tolerated": 0.2, "pause": 7}})
     guard = Run(plan, tmp_path).adapter(TENT)
-    assert (guard.pause, guard._options["tolerated"]) == (7, 0.2)
+    assert (guard._options["pause"], guard._options["tolerated"]) == (7, 0.2)
     assert plan.arguments(TENT)["guard"] == {"tolerated": 0.2, "pause": 7}
     with pytest.raises(PlanError, match="guard"):
         replace(PLAN, guard=False, overrides={"guard": {"pause": 7}})

@@ -40,6 +40,7 @@ __all__ = ["GUARD_OPTIONS", "Guard"]
 GUARD_OPTIONS = ("every", "familiar", "tolerated", "risk", "ring", "pause")
 """Numbers that a command line can set."""
 
+_FIXED = ("tolerated", "risk", "ring", "pause")
 _FIRST = 2  # batches between checks at first, and after an alarm
 _GROWTH = 8  # later, an eighth of the batches since then
 _PRIOR = 16  # images that the source's statistics count for in such a batch
@@ -104,9 +105,9 @@ class Guard(nn.Module):
             raise ValueError(f"Guard: familiar={familiar} must not be negative")
         if not isinstance(policies, Sequence) or not all(isinstance(policy, Policy) for policy in policies):
             raise TypeError("Guard: policies= takes acclimate.Policy objects, such as those of acclimate.POLICIES")
-        self.every, self.familiar, self.pause, self.probe = every, familiar, pause, None
+        self.every, self.familiar, self.probe = every, familiar, None
         self.adapter = adapter  # after what has the same name in some adapters, which is the guard's then
-        self._most, self._seed = ring, seed
+        self._most, self._pause, self._seed = ring, pause, seed
         self._options = dict(zip(GUARD_OPTIONS, (every, familiar, tolerated, risk, ring, pause), strict=True))
         random = Generator().manual_seed(seed)  # its own, so that the adapter's is as without a guard
         adapter.world.same("guard", str((probe is None, policies, *self._options.values(), seed)))
@@ -124,7 +125,7 @@ class Guard(nn.Module):
         self._stretch = 1  # so many batches are enough for a judgement
         self._known = False  # whether the last batch was familiar, so that the source network answers
         self._gathered: Tensor | None = None
-        self._actions = Actions(self.adapter, self._health, self._most, self.pause)
+        self._actions = Actions(self.adapter, self._health, self._most, self._pause)
         self._last: Step | None = None
 
     @property
@@ -572,6 +573,8 @@ class Guard(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; one that only the adapter has is set there."""
+        if name in _FIXED:
+            raise AttributeError(f"{name} is set when a guard is built: Guard(adapter, {name}={value!r})")
         known = name.startswith("_") or name in vars(self) or name in self._modules or hasattr(type(self), name)
         if not known and "adapter" in self._modules and hasattr(self.adapter, name):
             setattr(self.adapter, name, value)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.adapter import Adapter
-from ..core.snapshot import Snapshot
+from ..core.snapshot import Snapshot, optimizer_state
 
 __all__ = ["Ring"]
 
@@ -33,14 +33,18 @@ class Ring:
             del self.snapshots[1]
 
     def back(self) -> bool:
-        """Restore the newest snapshot and drop it, so that the next time goes further back. Counts of passes stay.
+        """Restore the newest snapshot and drop it, so that the next time goes further back.
+
+        Counts of passes stay, and so do the optimizer's settings: a user may have lowered the learning rate.
 
         Return whether that was not yet the source.
         """
         earlier = len(self) > 1
-        snapshot = self.snapshots.pop() if earlier else self.snapshots[0]
+        snapshot = self.adapter.state.completed(self.snapshots.pop() if earlier else self.snapshots[0])
         counted = [count.clone() for count in self.adapter.passes.buffers()]
-        self.adapter.restore(self.adapter.state.completed(snapshot))
+        _, now = optimizer_state(self.adapter.optimizer)
+        settings = {name: now[name] if name == "groups" else value for name, value in snapshot.settings.items()}
+        self.adapter.restore(Snapshot(snapshot.tensors, settings))
         for count, value in zip(self.adapter.passes.buffers(), counted, strict=True):
             count.copy_(value)
         return earlier
