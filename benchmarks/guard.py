@@ -3,7 +3,8 @@
 On honest streams: fifteen corruptions at severity 5, lifelong, EATA and EATA-C without and with a guard, on digits or,
 with `--cifar10`, on CIFAR-10, and what is lost on clean images afterwards. And per step, on clean images: medians of
 steps without a guard, with one that never checks, and with one that always does; with a check in 64 steps the cost
-follows. Writes `guard_cpu.json` or `guard_cifar10_cpu.json`.
+follows. A rollback is false if the method without a guard is better than the source network on the corruption in which
+it came. Writes `guard_cpu.json` or `guard_cifar10_cpu.json`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,11 +27,13 @@ from torch import Tensor
 from acclimate import EATA, EATAC, Adapter, Guard
 from acclimate.bench.demo import digit_overrides
 from acclimate.bench.networks import load_network
-from acclimate.bench.plan import Plan
+from acclimate.bench.plan import Job, Plan
+from acclimate.bench.result import Result
 from acclimate.bench.run import Run
 from acclimate.bench.scenarios import sample_domain
 from acclimate.bench.tables import Table, as_markdown
 from acclimate.data import open_suite
+from acclimate.online.policy import LASTING
 
 from .command import command, write
 
@@ -50,8 +54,12 @@ def honest(
             for guard in (False, True)
         }
         runs = {guard: Run(plan, folder / f"{model}-{guard}") for guard, plan in plans.items()}
+        without = {name: value for name, value in fields.items() if name != "overrides"}
+        plan = Plan(methods=("source",), model=model, data=data, images=images, seeds=tuple(seeds), **without)
+        source = Run(plan, folder / f"{model}-source")
         for job in plans[False].jobs():
             bare, guarded = (runs[guard].do(job) for guard in (False, True))
+            still = source.do(Job("source", job.seed))
             health = guarded.health or {}
             rows.append(
                 {
@@ -63,12 +71,22 @@ def honest(
                     "clean": [
                         100 * (each or 0.0) for each in (bare.clean_before, bare.clean_after, guarded.clean_after)
                     ],
-                    "alarms": [(alarm["signal"], alarm["action"]) for alarm in health["alarms"]],
+                    "alarms": [
+                        [alarm["signal"], alarm["action"], *where(alarm["batch"], bare, still)]
+                        for alarm in health["alarms"]
+                    ],
                     "rollbacks": health["rollbacks"],
                 }
             )
             tick()
     return rows
+
+
+def where(batch: int, bare: Result, source: Result) -> tuple[str, float, float]:
+    """Return the corruption of a batch, and the accuracy on it without a guard and of the source network."""
+    ends = accumulate(-(-domain.images // 64) for domain in bare.domains)
+    place = next(i for i, end in enumerate(ends) if batch < end)
+    return bare.domains[place].name, *(100 * each.domains[place].accuracy for each in (bare, source))
 
 
 def streams(cifar10: Path | None, network: str | None) -> list[tuple[str, str, dict[str, Any]]]:
@@ -128,13 +146,21 @@ def table(result: Mapping[str, Any]) -> Table:
                 f"{statistics.mean(bare):.2f}",
                 f"{statistics.mean(guarded):.2f}",
                 f"{min(g - b for b, g in zip(bare, guarded, strict=True)):+.2f}",
-                str(sum(row["rollbacks"] for row in own)),
+                str(sum(row["rollbacks"] for row in own)) + _false(own),
                 *_clean(own),
                 f"{cost[0]:.1f} %" if cost else "–",
             ]
         )
     clean = ["Clean", "guarded"] if "clean" in result["honest"][0] else []
     return ["Network", "Method", "Acc.", "guarded", "worst seed", "Rollbacks", *clean, "Cost per step"], rows
+
+
+def _false(rows: list[dict[str, Any]]) -> str:
+    """Return how many alarms rang where the method was better than the source; the first files do not have it."""
+    alarms = [alarm for row in rows for alarm in row["alarms"] if alarm[1] not in LASTING]
+    if not alarms or any(len(alarm) < 5 for alarm in alarms):
+        return ""
+    return f", {sum(bare > source for *_, bare, source in alarms)} false"
 
 
 def _clean(rows: list[dict[str, Any]]) -> list[str]:
