@@ -193,7 +193,7 @@ def tiny_imagenet_resnet() -> SmallResNet:
 
 def tiny_imagenet_vit() -> SmallViT:
     """A LayerNorm network for Tiny-ImageNet, of twelve blocks and 5.6 million parameters; without weights."""
-    return SmallViT(width=192, depth=12, heads=3, channels=3, classes=200, drop=0.2, stem=3)
+    return SmallViT(width=192, depth=12, heads=3, channels=3, classes=200, drop=0.1, stem=3)
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
