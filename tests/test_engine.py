@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from acclimate import EATA, ETA, ETAC, SAR, Adapter, Engine, Reliable, Source, StochasticDepth, Tent
 from acclimate.bench.own_networks import SmallViT
 from acclimate.engine import Pass
+from acclimate.engine.compiler import tolerance
 from acclimate.parts.world import Share
 
 LR = 1e-3
@@ -300,6 +301,17 @@ def test_a_wrong_gradient_is_found_at_start_up(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("without_code")
+@pytest.mark.parametrize(("allowed", "precision"), [(True, "tf32"), (False, "fp32")])
+def test_convolutions_in_tf32_are_not_mistaken_for_an_error(
+    allowed: bool, precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU torch lets convolutions use TF32 by default, whose rounding is above what single precision explains."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert tolerance(Engine(), cuda) == tolerance(Engine(precision=precision), cpu)
+    assert tolerance(Engine(), cpu) == tolerance(Engine(precision="fp32"), cpu) < tolerance(Engine("tf32"), cpu)
+
+
 def test_a_poisoned_first_batch_is_refused_and_the_next_one_is_compiled() -> None:
     ours = ETA(make("gn"), strategy="sparse", lr=LR)
     with pytest.raises(ValueError, match="NaN or infinity in 8 of 8 images"):

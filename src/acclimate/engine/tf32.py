@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["tf32"]
+__all__ = ["convolves_in_tf32", "tf32"]
 
 _GUARD = threading.Lock()
 _USERS: list[Any] = []
@@ -31,3 +31,11 @@ def tf32() -> Iterator[None]:
             found = _USERS.pop()
             if not _USERS:
                 setattr(matmul, setting, found)
+
+
+def convolves_in_tf32(device: torch.device) -> bool:
+    """Return whether convolutions in single precision use TF32: on a GPU torch allows it by default."""
+    cudnn: Any = torch.backends.cudnn
+    settings = [getattr(where, "fp32_precision", None) for where in (getattr(cudnn, "conv", None), cudnn)]
+    allowed: bool = "tf32" in settings if any(settings) else cudnn.allow_tf32  # older versions have the latter alone
+    return device.type == "cuda" and allowed
