@@ -235,6 +235,7 @@ def test_open_suite_by_name(tmp_path: Path) -> None:
     assert on_the_fly.shifts == BENCHMARK
     assert len(on_the_fly.part("snow", 1).images) == 6
     assert on_the_fly.like == "cifar-c"
+    assert open_suite(f"tiny-imagenet:{tmp_path / 'cifar'}").like == "tiny-imagenet-c"
     assert open_suite("digits").like == "imagenet-c"
     with pytest.raises(DataError, match="ImageNet-C has no clean images"):
         open_suite(f"corrupted:imagenet-c:{imagenet_c(tmp_path / 'c')}")

@@ -93,7 +93,7 @@ def _tiny_imagenet(path: str, _: Preprocess | None) -> Suite:
     """Open the validation images, which are for judging, or the training images that were held out."""
     root, part = _part(path)
     stems = ("tune", "tune_labels") if part == "tune" else ("clean", "labels")
-    return Corrupted("tiny-imagenet", clean_images(root, "tiny-imagenet", stems), outputs=200)
+    return Corrupted("tiny-imagenet", clean_images(root, "tiny-imagenet", stems), like="tiny-imagenet-c", outputs=200)
 
 
 def _part(path: str) -> tuple[str, str]:
@@ -124,7 +124,8 @@ def _corrupted(spec: str, preprocess: Preprocess | None) -> Suite:
         images = suite.part(suite.shifts[0], 1).images
     if isinstance(images, Scenes):
         return Weathered(f"corrupted {suite.name}", images)
-    like: Like = "cifar-c" if spec.startswith("cifar") else "imagenet-c"
+    sizes: dict[str, Like] = {"cifar": "cifar-c", "tiny-imagenet": "tiny-imagenet-c"}
+    like = next((like for name, like in sizes.items() if spec.startswith(name)), "imagenet-c")
     return Corrupted(f"corrupted {suite.name}", images, suite.classes, like=like, outputs=suite.outputs)
 
 

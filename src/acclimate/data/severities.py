@@ -1,4 +1,4 @@
-"""Published parameters of each corruption at severities 1 to 5, for ImageNet-C and for CIFAR-10-C."""
+"""Published parameters of each corruption at severities 1 to 5: ImageNet-C, Tiny-ImageNet-C and CIFAR-10-C."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..checks import no_such
 
 __all__ = ["SEVERITIES", "Like", "check_severity", "parameters_of"]
 
-Like: TypeAlias = Literal["imagenet-c", "cifar-c"]
+Like: TypeAlias = Literal["imagenet-c", "tiny-imagenet-c", "cifar-c"]
 """The benchmark that the severities are taken from."""
 
 _Levels: TypeAlias = Mapping[str, Sequence[tuple[Any, ...]]]
@@ -54,6 +54,40 @@ IMAGENET_C: _Levels = {
     "saturate": [(0.3, 0.0), (0.1, 0.0), (2.0, 0.0), (5.0, 0.1), (20.0, 0.2)],
 }
 
+TINY_IMAGENET_C: _Levels = {
+    "gaussian_noise": _one(0.04, 0.08, 0.12, 0.15, 0.18),
+    "shot_noise": _one(250, 100, 50, 30, 15),
+    "impulse_noise": _one(0.01, 0.02, 0.05, 0.08, 0.14),
+    "defocus_blur": [(0.5, 0.6), (1, 0.1), (1.5, 0.1), (2.5, 0.01), (3, 0.1)],
+    "glass_blur": [(0.1, 1, 1), (0.5, 1, 1), (0.6, 1, 2), (0.7, 2, 1), (0.9, 2, 2)],
+    "motion_blur": [(10, 1), (10, 1.5), (10, 2), (10, 2.5), (12, 3)],
+    "zoom_blur": [(furthest, 0.01) for furthest in (1.06, 1.11, 1.16, 1.21, 1.26)],
+    "snow": [
+        (0.1, 0.2, 1, 0.6, 8, 3, 0.8),
+        (0.1, 0.2, 1, 0.5, 10, 4, 0.8),
+        (0.15, 0.3, 1.75, 0.55, 10, 4, 0.7),
+        (0.25, 0.3, 2.25, 0.6, 12, 6, 0.65),
+        (0.3, 0.3, 1.25, 0.65, 14, 12, 0.6),
+    ],
+    "frost": [(1, 0.3), (0.9, 0.4), (0.8, 0.45), (0.75, 0.5), (0.7, 0.55)],
+    "fog": [(0.4, 3), (0.7, 3), (1, 2.5), (1.5, 2), (2, 1.75)],
+    "brightness": _one(0.1, 0.2, 0.3, 0.4, 0.5),
+    "contrast": _one(0.4, 0.3, 0.2, 0.1, 0.05),
+    "elastic_transform": [(0, 0, 0.08), (0.05, 0.3, 0.06), (0.1, 0.08, 0.06), (0.1, 0.03, 0.03), (0.16, 0.03, 0.02)],
+    "pixelate": _one(0.9, 0.8, 0.7, 0.6, 0.5),
+    "jpeg_compression": _one(65, 58, 50, 40, 25),
+    "speckle_noise": _one(0.15, 0.2, 0.25, 0.3, 0.35),
+    "gaussian_blur": _one(0.5, 0.75, 1, 1.25, 1.5),
+    "spatter": [
+        (0.62, 0.1, 0.7, 0.7, 0.6, "water"),
+        (0.65, 0.1, 0.8, 0.7, 0.6, "water"),
+        (0.65, 0.3, 1, 0.69, 0.6, "water"),
+        (0.65, 0.1, 0.7, 0.68, 0.6, "mud"),
+        (0.65, 0.1, 0.5, 0.67, 0.6, "mud"),
+    ],
+    "saturate": [(0.3, 0.0), (0.1, 0.0), (2.0, 0.0), (5.0, 0.1), (30.0, 0.2)],
+}
+
 CIFAR_C: _Levels = {
     "gaussian_noise": _one(0.04, 0.06, 0.08, 0.09, 0.10),
     "shot_noise": _one(500, 250, 100, 75, 50),
@@ -88,7 +122,7 @@ CIFAR_C: _Levels = {
     "saturate": [(0.3, 0.0), (0.1, 0.0), (1.5, 0.0), (2.0, 0.1), (2.5, 0.2)],
 }
 
-SEVERITIES: dict[Like, _Levels] = {"imagenet-c": IMAGENET_C, "cifar-c": CIFAR_C}
+SEVERITIES: dict[Like, _Levels] = {"imagenet-c": IMAGENET_C, "tiny-imagenet-c": TINY_IMAGENET_C, "cifar-c": CIFAR_C}
 """For each corruption, one tuple of arguments per severity, in the order of the function's parameters."""
 
 
