@@ -125,7 +125,7 @@ def _corrupted(spec: str, preprocess: Preprocess | None) -> Suite:
     if isinstance(images, Scenes):
         return Weathered(f"corrupted {suite.name}", images)
     sizes: dict[str, Like] = {"cifar": "cifar-c", "tiny-imagenet": "tiny-imagenet-c"}
-    like = next((like for name, like in sizes.items() if spec.startswith(name)), "imagenet-c")
+    like: Like = next((like for name, like in sizes.items() if spec.startswith(name)), "imagenet-c")
     return Corrupted(f"corrupted {suite.name}", images, suite.classes, like=like, outputs=suite.outputs)
 
 
