@@ -4,8 +4,8 @@
     noisy = corrupt(x, "gaussian_noise", severity=5, generator=g, like="cifar-c")
 
 Severities 1 to 5 have the published parameters: those of ImageNet-C, at any image size, or the milder ones of
-Tiny-ImageNet-C and CIFAR-10-C, chosen for 64 and 32 pixels. An explicit generator makes a stream reproducible. Call results on these images
-ImageNet-C-style, never ImageNet-C: the files of that data set were made with other libraries.
+Tiny-ImageNet-C and CIFAR-10-C, chosen for 64 and 32 pixels. An explicit generator makes a stream reproducible. Call
+results on these images ImageNet-C-style, never ImageNet-C: the files of that data set were made with other libraries.
 """
 
 from __future__ import annotations
