@@ -1,7 +1,7 @@
 """Methods that collapse on CIFAR-10, without and with a guard: `python -m benchmarks.guard_collapse FOLDER`
 
-The ViT, fifteen corruptions at severity 5 in a row: Tent with our settings for ten classes, and ETA at 20 times its
-rate. FOLDER is what `python -m training.cifar10 unpack` wrote. Writes `guard_collapse_cpu.json`.
+The ViT, fifteen corruptions at severity 5 in a row: Tent with our settings for ten classes; Tent, TEA and ETA at 20
+times their rates. FOLDER is what `python -m training.cifar10 unpack` wrote. Writes `guard_collapse_cpu.json`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from rich.progress import track
 from acclimate.bench.plan import Job, Plan
 from acclimate.bench.run import Run
 from acclimate.bench.tables import Table, as_markdown
-from acclimate.methods import METHODS
+from acclimate.bench.tune import learning_rate
 
 from .command import command, write
 
 PRESET = "cifar-vit"
-FACTORS = {"source": 1, "tent": 1, "eta": 20}
+ROWS = [("source", 1), ("tent", 1), ("tent", 20), ("tea", 20), ("eta", 20)]
+"""Methods, and multiples of their rates."""
 
 
-def measure(data: str, method: str, images: int, folder: Path, *, guard: bool) -> dict[str, Any]:
+def measure(data: str, method: str, factor: int, images: int, folder: Path, *, guard: bool) -> dict[str, Any]:
     """Return how a method ends, and what the guard did."""
-    rate = {"lr": FACTORS[method] * METHODS[method].presets[PRESET]["lr"]} if FACTORS[method] != 1 else {}
+    rate = {} if factor == 1 else {"lr": factor * learning_rate(method, PRESET)}
     plan = Plan(
         methods=(method,),
         model="cifar10-vit",
@@ -41,9 +42,9 @@ def measure(data: str, method: str, images: int, folder: Path, *, guard: bool) -
         probe_images=500,
         source_images=512,
     )
-    result = Run(plan, folder / f"{method}-{guard}").do(Job(method, 0))
+    result = Run(plan, folder / f"{method}-{factor}-{guard}").do(Job(method, 0))
     return {
-        "method": method if FACTORS[method] == 1 else f"{method}, {FACTORS[method]} × the rate",
+        "method": method if factor == 1 else f"{method}, {factor} × the rate",
         "guard": guard,
         "accuracy": 100 * result.accuracy,
         "last": 100 * result.domains[-1].accuracy,
@@ -74,12 +75,12 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=512, help="images per corruption")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    jobs = [(method, guard) for method in FACTORS for guard in (False, True) if method != "source" or not guard]
+    jobs = [(*row, guard) for row in ROWS for guard in (False, True) if row[0] != "source" or not guard]
     with warnings.catch_warnings(), TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")
         rows = [
-            measure(f"cifar10:{arguments.cifar10}", method, arguments.images, Path(folder), guard=guard)
-            for method, guard in track(jobs, "methods", console=Console(stderr=True))
+            measure(f"cifar10:{arguments.cifar10}", method, factor, arguments.images, Path(folder), guard=guard)
+            for method, factor, guard in track(jobs, "methods", console=Console(stderr=True))
         ]
     result = {"images": arguments.images, "rows": rows}
     print(as_markdown(*table(result)))
