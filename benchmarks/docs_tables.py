@@ -59,13 +59,15 @@ ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 RECIPE_FILES = RESULTS / "paper"
 IMAGENET = RESULTS / "imagenet-5k"
+IMAGENET_BF16 = RESULTS / "imagenet-5k-bf16"
+SEVERE = RESULTS / "tiny-imagenet-severe"
 CPU = RESULTS / "cifar10-cpu"
 DIGITS = RESULTS / "digits"
 SINGLE_IMAGES = RESULTS / "digits-single-images"
 GUARDED = RESULTS / "digits-guard"
 GUARDED_FOURTH = RESULTS / "digits-guard-fourth"
 GUARDED_ROID = RESULTS / "digits-guard-fourth-roid"
-GUARDED_VIEWS = RESULTS / "digits-guard-views"
+GUARDED_FIFTH = RESULTS / "digits-guard-fifth"
 GUARDED_THIRD = RESULTS / "digits-guard-third"
 GUARDED_SECOND = RESULTS / "digits-guard-second"
 NETWORKS = {"resnet": "resnet50", "vit": "vit-base"}
@@ -179,6 +181,16 @@ def brief() -> Table:
     return ["method", "accuracy", "ECE", "samples learned from"], rows
 
 
+def engines() -> Table:
+    """Return accuracy and ECE on ImageNet, lifelong, of the eager and of the compiled engine."""
+    eager, compiled = (by_method(folder / "lifelong.json", "resnet") for folder in (IMAGENET, IMAGENET_BF16))
+    rows = [
+        [method, *_scores(eager[method, images]), *_scores(results), str(len(results))]
+        for (method, images), results in compiled.items()
+    ]
+    return ["method", "eager, TF32: Acc.", "ECE", "compiled, bfloat16: Acc.", "ECE", "seeds"], rows
+
+
 def summary(scenario: str) -> Table:
     """Return accuracy and ECE of the methods that ran on all images on both networks, but for ETA, ETA-C and TEA."""
     shown = ("Source", "BNAdapt", "Tent", "CoTTA", "SAR", "ROID", "RDumb", "EATA", "EATAC")
@@ -224,14 +236,15 @@ def side_by_side(name: str) -> str:
     return noted(RECIPES[name].show(cases).tables[""], cases)
 
 
-def tuned(network: str) -> Table:
-    """Return each method with the preset's learning rate and with the one that `tune` chose, lifelong on CIFAR-10."""
-    settings = json.loads((CPU / f"settings-{network}.json").read_text())
-    before, after = (by_method(CPU / network / folder / "lifelong.json", network) for folder in ("", "tuned"))
+def tuned(network: str, settings_file: Path, folder: Path) -> Table:
+    """Return each method with the preset's learning rate and with the one that `tune` chose, lifelong, same seeds."""
+    settings = json.loads(settings_file.read_text())
+    before, after = (by_method(folder / part / "lifelong.json", network) for part in ("", "tuned"))
     names = {method.__name__: name for name, method in METHODS.items()}
+    seeds = {result.seed for results in after.values() for result in results}
     rows = []
-    for key, results in before.items():
-        method = key[0]
+    for key, found in before.items():
+        method, results = key[0], [result for result in found if result.seed in seeds]
         cells = ["", *_scores(results), "", "", ""]
         if key in after:
             usual, chosen = learning_rate(names[method], settings["start"]), settings["methods"][method]["lr"]
@@ -263,7 +276,9 @@ TABLES: dict[str, Callable[[], Table | str]] = {
     **{f"cpu-{name}": partial(recipe, name, folder=CPU / "vit") for name in ("stability", "forgetting", "tune")},
     "cpu-held-out-ends": held_out,
     "cpu-components": partial(side_by_side, "components"),
-    "cpu-lifelong": partial(tuned, "vit"),
+    "cpu-lifelong": partial(tuned, "vit", CPU / "settings-vit.json", CPU / "vit"),
+    **{f"tiny-severe-{net}": partial(tuned, net, SEVERE / f"settings-{net}.json", SEVERE) for net in NETWORKS},
+    "imagenet-engines": engines,
     "summary-single-domain": partial(summary, "single-domain"),
     "speed": partial(measured, steps.speed, "steps", "h200"),
     "steps-stream-cpu": partial(measured, steps_stream.table, "steps_stream", "cpu"),
@@ -310,7 +325,7 @@ TABLES: dict[str, Callable[[], Table | str]] = {
     },
     **{f"hostile-guard-{part}": partial(guarded, part) for part in ("resnet", "vit", "resnet-clean", "vit-clean")},
     "hostile-roid-clean": partial(guarded, "vit-clean", GUARDED_ROID),
-    "hostile-views": partial(guarded, "vit", GUARDED_VIEWS),
+    "hostile-fifth-vit": partial(guarded, "vit", GUARDED_FIFTH),
     **{
         f"hostile-{name}-{part}": partial(guarded, part, folder)
         for name, folder in (("third", GUARDED_THIRD), ("fourth", GUARDED_FOURTH))

@@ -4,7 +4,8 @@ On honest streams: fifteen corruptions at severity 5, lifelong, EATA and EATA-C 
 with `--cifar10`, on CIFAR-10, and what is lost on clean images afterwards. And per step, on clean images: medians of
 steps without a guard, with one that never checks, and with one that always does; with a check in 64 steps the cost
 follows. A rollback is false if the method without a guard is better than the source network on the corruption in which
-it came. Writes `guard_cpu.json` or `guard_cifar10_cpu.json`.
+it came; one for `evidence`, if the method without a guard loses no more than a tenth of the clean images. Writes
+`guard_cpu.json` or `guard_cifar10_cpu.json`.
 """
 
 from __future__ import annotations
@@ -157,10 +158,14 @@ def table(result: Mapping[str, Any]) -> Table:
 
 def _false(rows: list[dict[str, Any]]) -> str:
     """Return how many alarms rang where the method was better than the source; the first files do not have it."""
-    alarms = [alarm for row in rows for alarm in row["alarms"] if alarm[1] not in LASTING]
-    if not alarms or any(len(alarm) < 5 for alarm in alarms):
+    alarms = [(alarm, row["clean"]) for row in rows for alarm in row["alarms"] if alarm[1] not in LASTING]
+    if not alarms or any(len(alarm) < 5 for alarm, _ in alarms):
         return ""
-    return f", {sum(bare > source for *_, bare, source in alarms)} false"
+    false = [
+        before - after <= 10 if signal == "evidence" else bare > source
+        for (signal, *_, bare, source), (before, after, _) in alarms
+    ]
+    return f", {sum(false)} false"
 
 
 def _clean(rows: list[dict[str, Any]]) -> list[str]:

@@ -59,7 +59,8 @@ HONEST = ("eata", "eata-c")
 WRONG_LABELS = ("correlated", "sorted", "one-class")
 HOSTILE = (*WRONG_LABELS, "mixing")
 HONEST_STREAMS = ("hard", "blocks")
-CHOICES = [{"harm": above} for above in (0.02, 0.1)]
+CHOICES = [{"harm": above} for above in (0.02, 0.1, 0.3, 1.0)]
+"""Harm is never above 1: nothing is rolled back then."""
 HARMED, LOST, STEP = 0.05, 0.1, 0.02
 Found = TypeVar("Found")
 

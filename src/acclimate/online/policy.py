@@ -117,7 +117,7 @@ POLICIES = (
     Policy("repeated", "source", above=0.5),
     Policy("skew", "source", above=0.28),
     Policy("harm", "leave", above=0.0),
-    Policy("harm", "roll back", above=0.1),
+    Policy("harm", "roll back", above=0.3),
     Policy("collapse", "roll back", above=0.2, unless="harm"),
     Policy("evidence", "partial reset", above=1.0),
 )
