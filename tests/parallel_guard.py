@@ -12,7 +12,7 @@ import torch
 from networks import images
 from torch import Tensor
 
-from acclimate import Adapter, Guard
+from acclimate import POLICIES, Adapter, Guard, Policy
 from acclimate.parts.world import Share
 
 PROBE = images(64, seed=900).double()
@@ -34,6 +34,9 @@ class Watched:
     stuck: bool = False
     """Whether most images are the same."""
     probe: bool = True
+    unlike: bool = False
+    """Whether images are unlike the held-out ones: with BatchNorm, nothing is learned from others."""
+    policies: Sequence[Policy] = POLICIES
 
     def batches(self) -> list[Tensor]:
         """Return the whole batches."""
@@ -42,16 +45,20 @@ class Watched:
     def _batch(self, number: int, size: int) -> Tensor:
         x = images(size, seed=number).double()
         x[[*self.nan.get(number, ())], 0, 0, 0] = torch.nan
+        if self.unlike:
+            x = 3 * x
         if self.stuck:
             x[: 2 * size // 3] = x[:1]
         return x
 
 
 WATCHED = {
-    "honest, bn": Watched("eata", "bn", [WIDE] * 3),
+    "honest, bn": Watched("eata", "bn", [WIDE] * 3, unlike=True),
+    "familiar, bn": Watched("eata", "bn", [WIDE] * 3),
     "honest, ln": Watched("eata-c", "ln", [WIDE, 20, WIDE, 50, 16], lr=1e-7),
-    "collapse, bn": Watched("tent", "bn", [WIDE] * 7, lr=3.0),
-    "collapse, ln": Watched("tent", "ln", [WIDE] * 5, lr=3.0),
+    "collapse, bn": Watched("tent", "bn", [WIDE] * 7, lr=3.0, unlike=True),
+    "harm, ln": Watched("tent", "ln", [WIDE] * 5, lr=3.0),
+    "forgetting, ln": Watched("tent", "ln", [WIDE] * 5, lr=3.0, policies=POLICIES[-1:]),
     "pixels": Watched("tent", "seg", [8] * 3, lr=3.0, probe=False),
     "few images, ln": Watched("tent", "ln", [7, 5, 6] * 6, lr=0.3),
     "few images, bn": Watched("tent", "bn", [7, 5, 6] * 3, probe=False),
@@ -78,7 +85,7 @@ Build = Callable[..., Adapter]
 def guarded(build: Build, watched: Watched, **options: Any) -> Guard:
     """Return a method in double precision with its guard."""
     adapter = build(watched.method, watched.family, {"lr": watched.lr}, **options)
-    return Guard(adapter, probe=PROBE if watched.probe else None, pause=2, every=4)
+    return Guard(adapter, probe=PROBE if watched.probe else None, policies=watched.policies, pause=2, every=4)
 
 
 def watch(guard: Guard, watched: Watched, cut: Callable[[Tensor, int], Tensor] = lambda x, _: x) -> dict[str, Any]:

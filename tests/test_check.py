@@ -125,6 +125,13 @@ class AllClasses(Honest):
         super().__init__(model, **options)
 
 
+class AnswersOtherwise(Honest):
+    """Its answers are not those of `predict_only`, and it does not say so."""
+
+    def adapt(self, x: Tensor) -> Tensor:
+        return 2 * super().adapt(x)
+
+
 class NeedsGradMode(Honest):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + float(torch.is_grad_enabled())
@@ -147,6 +154,7 @@ BROKEN = [
     ("moves and casts", Single),
     ("deep copies are independent", Shared),
     ("predict_only changes nothing", LearnsFromLooking),
+    ("preview is what a call returns", AnswersOtherwise),
     ("repr prints the call", Nameless),
 ]
 

@@ -14,6 +14,8 @@ from serving import CONTROL, TOKEN, X, application, ask, folder, same, started, 
 from acclimate.service.assembly import Service
 
 INFER = "/v2/models/digits-resnet/infer"
+UNLIKE = 1 - X
+"""Images unlike the training images, which a guarded network with BatchNorm therefore learns from."""
 __all__ = ["folder"]
 
 
@@ -58,7 +60,7 @@ def test_control(folder: Path) -> None:
     service = started(folder, method="eata-c", guard=True, source_images=200, batch_size=32)
     with application(service) as client:
         post(client, "snapshot", 404, stream="none")
-        ask(service, X[:33])
+        ask(service, UNLIKE[:33])
         first = state(service)
         assert post(client, "snapshot", snapshot="first")["snapshot"] == "first"
         post(client, "snapshot", 409, snapshot="first")
@@ -73,7 +75,7 @@ def test_control(folder: Path) -> None:
         assert [each["name"] for each in listed][:2] == ["first", unnamed]
         assert all(each["stream"] == "default" and each["bytes"] > 1000 for each in listed)
 
-        ask(service, 1 - X[:64])
+        ask(service, UNLIKE[33:97])
         assert not same(first, state(service))
         assert post(client, "rollback", snapshot="first")["done"] == "rollback"
         assert same(first, state(service))
@@ -86,7 +88,7 @@ def test_control(folder: Path) -> None:
         assert ask(service, X[:40]).learned == [False] * 40
         assert same(frozen, state(service))
         post(client, "unfreeze")
-        ask(service, X[:40])
+        ask(service, UNLIKE[:40])
         assert not same(frozen, state(service))
 
         content = (service.store.snapshots / "first.safetensors").read_bytes()
@@ -192,7 +194,7 @@ def test_a_rollback_says_what_it_restores(folder: Path) -> None:
     service = started(folder, guard=True, source_images=200, batch_size=32)
     with application(service) as client:
         for camera in ("north", "south"):
-            ask(service, X[:128], camera)
+            ask(service, UNLIKE[:128], camera)
         post(client, "snapshot", stream="north", snapshot="d1")
         before = state(service)
         assert "north" in post(client, "rollback", 409, stream="south", snapshot="d1")["error"]
