@@ -628,7 +628,7 @@ def test_reset_gives_the_source_and_forgets() -> None:
     assert guard.health.alarms
     guard.reset()
     assert same_state(guard.adapter, source.adapter)
-    assert guard.health == Health()
+    assert guard.health == Health(probed=False)
     assert len(guard._actions.ring) == 1
     assert guard(images(8)).shape == (8, CLASSES)
     assert guard.last.updated
@@ -802,7 +802,7 @@ def test_health_as_text_and_as_plain_data() -> None:
 def test_health_is_a_copy() -> None:
     guard = Guard(tent())
     guard.health.alarms.append(Alarm(0, "skew", 1.0, "source"))
-    assert guard.health == Health()
+    assert guard.health == Health(probed=False)
 
 
 def test_the_history_is_bounded() -> None:

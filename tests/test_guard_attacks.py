@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -358,3 +360,126 @@ def test_alarms_name_what_rang() -> None:
 def test_every_family_of_small_networks_takes_one_image() -> None:
     for family in ("bn", "ln", "gn"):
         assert Guard(Tent(make(family)))(images(1)).shape == (1, CLASSES)
+
+
+def test_what_is_normal_is_that_of_the_source() -> None:
+    learned, fresh = fast_tent(3.0, "bn"), fast_tent(3.0, "bn")
+    for x in batches(4):
+        learned(x)
+    before = learned.snapshot()
+    guard = Guard(learned, probe=PROBE)
+    assert guard.probe.test.tolerated == Guard(fresh, probe=PROBE).probe.test.tolerated
+    after = learned.snapshot()
+    assert all(torch.equal(tensor, after.tensors[name]) for name, tensor in before.tensors.items())
+
+
+def test_a_state_does_not_grow_with_the_history(tmp_path: Path) -> None:
+    guard = Guard(tent(), probe=PROBE, every=1)
+    guard(images(48))
+    health = guard._judge.health
+    health.history = [replace(health.signals, batch=batch) for batch in range(512)]
+    guard.save(tmp_path / "state.safetensors")
+    assert (tmp_path / "state.safetensors").stat().st_size < 40_000
+    guard.load(tmp_path / "state.safetensors")
+    assert [signals.batch for signals in guard.health.history] == [*range(496, 512)]
+
+
+@pytest.mark.parametrize("policies", [("x",), (policy for policy in POLICIES), None])
+def test_wrong_policies_leave_those_that_were_set(policies: object) -> None:
+    guard = Guard(tent(), probe=PROBE)
+    with pytest.raises(TypeError, match="policies"):
+        guard.policies = policies
+    assert guard.policies == POLICIES
+
+
+@pytest.mark.parametrize(("name", "value"), [("every", 0), ("every", "a"), ("familiar", math.nan), ("familiar", None)])
+def test_wrong_options_are_refused_later_too(name: str, value: object) -> None:
+    guard = Guard(tent(), probe=PROBE)
+    before = getattr(guard, name)
+    with pytest.raises(ValueError, match=name):
+        setattr(guard, name, value)
+    assert getattr(guard, name) == before
+
+
+@pytest.mark.parametrize("other", [{"probe": PROBE.flip(1)}, {"tolerated": 0.3}, {"risk": 0.2}])
+def test_evidence_about_other_held_out_images_is_dropped(other: dict, tmp_path: Path) -> None:
+    guard = Guard(tent(), probe=PROBE, every=1)
+    spoil(guard)
+    guard.policies = ()
+    guard(images(48))
+    assert guard.probe.test.evidence > 1
+    guard.policies = POLICIES
+    guard.save(tmp_path / "state.safetensors")
+    another = Guard(tent(), **{"probe": PROBE, "every": 1, **other})
+    with pytest.warns(UserWarning, match="anew"):
+        another.load(tmp_path / "state.safetensors")
+    assert another.probe.test.evidence == 0
+    same = Guard(tent(), probe=PROBE, every=1)
+    same.load(tmp_path / "state.safetensors")
+    assert same.probe.test.evidence == guard.probe.test.evidence
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_call_that_a_close_overtakes_learns_nothing(background: bool) -> None:
+    stream = Stream(tent(), size=4, wait=60, background=background)
+    predicted, closed = threading.Event(), threading.Event()
+    predict = stream.predict_only
+
+    def slowly(x: Tensor) -> Tensor:
+        logits = predict(x)
+        predicted.set()
+        assert closed.wait(60)
+        return logits
+
+    stream.predict_only = slowly
+    caller = threading.Thread(target=lambda: stream(images(5)))
+    caller.start()
+    assert predicted.wait(60)
+    stream.close()
+    before = parameters_of(stream.adapter)
+    closed.set()
+    caller.join()
+    assert (stream.learned, stream.skipped, stream.waiting) == (0, 5, 0)
+    assert all(map(torch.equal, before, parameters_of(stream.adapter)))
+
+
+def test_a_broken_image_in_a_guarded_stream_is_answered_with_zeros() -> None:
+    guard = Guard(tent(), probe=PROBE)
+    stream = Stream(guard, size=8)
+    broken = with_nan(images(2), row=1)
+    logits = stream(broken)
+    assert logits[1].eq(0).all()
+    assert logits[0].ne(0).any()
+    stream(images(6))
+    assert guard.health.rejected == 1
+    assert torch.equal(guard.predict_only(broken)[1], torch.zeros(CLASSES))
+
+
+def test_a_guarded_stream_knows_what_was_learned() -> None:
+    stream = Stream(Guard(tent()), wait=0.0)
+    for seed in range(20):
+        stream(images(1, seed=seed))
+    assert stream.learned == 16
+    assert stream.waiting == 4
+
+
+@pytest.mark.parametrize("action", ["partial reset", "roll back"])
+def test_an_interrupt_in_an_action_leaves_a_pause(action: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = Guard(tent(), probe=PROBE, every=1, policies=[Policy("evidence", action, above=1.0)])
+    guard(images(48))
+    spoil(guard)
+
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(guard._judge, "unhealthy", interrupted)
+    with pytest.raises(KeyboardInterrupt), alarms_expected():
+        guard(images(48))
+    assert guard.health.doing == "paused"
+    assert guard.health.until == 1 + 4
+    assert guard.probe.test.evidence == 0
+
+
+def test_health_says_that_there_are_no_held_out_images() -> None:
+    assert "held-out" in str(Guard(tent()).health)
+    assert "held-out" not in str(Guard(tent(), probe=PROBE).health)

@@ -27,10 +27,14 @@ class Actions:
         self.cause, self.quiet = "", 0  # the signal of the lasting action, and checks without it
         self.froze = False  # whether a policy has frozen the adapter, and not the user
 
-    def alarm(self, alarm: Alarm, unhealthy: Callable[[], bool], stretch: int = 1) -> bool:
+    def alarm(
+        self, alarm: Alarm, unhealthy: Callable[[], bool], stretch: int = 1, before: Callable[[], None] = lambda: None
+    ) -> bool:
         """Do what an alarm asks for; return whether the adapter has changed.
 
-        `unhealthy` says whether the adapter as it is now would ring, too. A pause is `stretch` times as long.
+        `unhealthy` says whether the adapter as it is now would ring, too. A pause is `stretch` times as long. `before`
+        is called if the adapter is about to change. It comes first, and the pause, so that an interrupt leaves nothing
+        half done.
         """
         health = self.health
         self.quiet = 0
@@ -38,27 +42,30 @@ class Actions:
             return False
         first = not health.alarms
         health.ring(alarm)
-        changed = self._carry_out(alarm, unhealthy, stretch)
+        changed = self._carry_out(alarm, unhealthy, stretch, before)
         if first:  # last, since a warning may be an error
             warn(f"batch {alarm.batch}: {alarm.signal} is {alarm.value:.3g}, so: {alarm.action}. `health` has the rest")
         return changed
 
-    def _carry_out(self, alarm: Alarm, unhealthy: Callable[[], bool], stretch: int) -> bool:
+    def _carry_out(
+        self, alarm: Alarm, unhealthy: Callable[[], bool], stretch: int, before: Callable[[], None]
+    ) -> bool:
         if alarm.action in LASTING:
             self.cause = alarm.signal
             self.do(alarm.action)
             return False
+        before()
         if alarm.action == "reset" or self.again:
             self.ring.forget()
-        if alarm.action == "partial reset":
-            self.nearer(unhealthy)
-        else:
-            self.back(unhealthy)
         if alarm.action == "freeze":
             self.adapter.frozen = self.froze = True
             self.resume()
         else:
             self.start_pause(stretch)
+        if alarm.action == "partial reset":
+            self.nearer(unhealthy)
+        else:
+            self.back(unhealthy)
         return True
 
     def lacks(self, policies: Sequence[Policy]) -> bool:

@@ -96,15 +96,11 @@ class Guard(nn.Module):
         super().__init__()
         if not isinstance(adapter, Adapter):
             raise TypeError(f"a Guard watches an adapter, such as EATA(net), not a {type(adapter).__name__}")
-        for name, count in (("every", every), ("ring", ring), ("pause", pause)):
-            if not isinstance(count, int) or count < 1:
-                raise ValueError(f"Guard: {name}={count!r} must be a whole number of at least 1")
+        for name, value in (("every", every), ("ring", ring), ("pause", pause), ("familiar", familiar)):
+            _check(name, value)
         if not 0 <= tolerated < 1 or not 0 < risk < 1:
             raise ValueError(f"Guard: tolerated={tolerated} and risk={risk} must be between 0 and 1")
-        if not familiar >= 0:
-            raise ValueError(f"Guard: familiar={familiar} must not be negative")
-        if not isinstance(policies, Sequence) or not all(isinstance(policy, Policy) for policy in policies):
-            raise TypeError("Guard: policies= takes acclimate.Policy objects, such as those of acclimate.POLICIES")
+        _check("policies", policies)
         self.every, self.familiar, self.probe = every, familiar, None
         self.adapter = adapter  # after what has the same name in some adapters, which is the guard's then
         self._most, self._pause, self._seed = ring, pause, seed
@@ -163,9 +159,21 @@ class Guard(nn.Module):
     def predict_only(self, x: Tensor, *, statistics: Statistics | None = None) -> Tensor:
         """Return the logits of x as they would be predicted now. Nothing is learned, counted or changed.
 
-        Where the source network answers, it does so whatever `statistics` say.
+        Images with NaN or infinity have zeros. Where the source network answers, it does so whatever `statistics` say.
         """
         x, share = self.adapter.admit(x)
+        try:
+            return self._look_at(x, share, statistics)
+        except DivergenceError:
+            raise
+        except ValueError:
+            fine = _finite(x)
+            if bool(self.world.all(fine)):
+                raise
+            return self._of_finite(lambda some: self._look_at(*self.adapter.admit(some), statistics), x, fine)
+
+    def _look_at(self, x: Tensor, share: Share, statistics: Statistics | None) -> Tensor:
+        """Return the logits of finite images without learning."""
         self._find_dense(x, share)
         leave = self._judge.leaves or self._is_known(self._read_novelty(x, share))
         return self._predict(x, share, statistics, leave=leave)
@@ -191,6 +199,7 @@ class Guard(nn.Module):
     @policies.setter
     @exclusive
     def policies(self, policies: Sequence[Policy]) -> None:
+        _check("policies", policies)
         self._judge.policies = tuple(policies)
         if self._actions.lacks(policies):
             self._resume()
@@ -222,11 +231,10 @@ class Guard(nn.Module):
     @torch.inference_mode(False)
     def rollback(self) -> bool:
         """Restore the last healthy snapshot, and pause learning; return whether there was one besides the source."""
-        found = self._actions.back()
         self._actions.start_pause()
         self._judge.changed()
         self._judge.window.clear()
-        return found
+        return self._actions.back()
 
     @exclusive
     @torch.inference_mode(False)
@@ -551,10 +559,7 @@ class Guard(nn.Module):
         self._calm = self._clock
         self._judge.window.clear()
         unhealthy = partial(self._judge.unhealthy, x, self._statistics(self._size))
-        changed = self._actions.alarm(alarm, unhealthy, self._stretch)
-        if changed:
-            self._judge.changed()
-        return changed
+        return self._actions.alarm(alarm, unhealthy, self._stretch, before=self._judge.changed)
 
     def _resume(self) -> None:
         if self._actions.resume():
@@ -575,6 +580,8 @@ class Guard(nn.Module):
         """Set an attribute; one that only the adapter has is set there."""
         if name in _FIXED:
             raise AttributeError(f"{name} is set when a guard is built: Guard(adapter, {name}={value!r})")
+        if name in ("every", "familiar"):
+            _check(name, value)
         known = name.startswith("_") or name in vars(self) or name in self._modules or hasattr(type(self), name)
         if not known and "adapter" in self._modules and hasattr(self.adapter, name):
             setattr(self.adapter, name, value)
@@ -610,6 +617,18 @@ class Guard(nn.Module):
         return (
             f"Guard({', '.join([repr(self.adapter), *(f'{name}={value}' for name, value in (probe | other).items())])})"
         )
+
+
+def _check(name: str, value: Any) -> None:
+    """Refuse what an option of a guard cannot be."""
+    if name == "policies":
+        if not isinstance(value, Sequence) or not all(isinstance(policy, Policy) for policy in value):
+            raise TypeError("Guard: policies= takes acclimate.Policy objects, such as those of acclimate.POLICIES")
+    elif name == "familiar":
+        if not isinstance(value, (int, float)) or not value >= 0:
+            raise ValueError(f"Guard: familiar={value!r} must be a number that is not negative")
+    elif not isinstance(value, int) or value < 1:
+        raise ValueError(f"Guard: {name}={value!r} must be a whole number of at least 1")
 
 
 def _finite(x: Tensor) -> Tensor:

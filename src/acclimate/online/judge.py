@@ -30,6 +30,7 @@ ENOUGH = 48
 """Samples for a judgement; smaller batches are collected."""
 SMALL = 8
 """Batches of fewer images have no statistics worth learning with."""
+_REMEMBERED = 16  # checks and alarms that a state has: one camera's state should be small
 _LOOK = 16  # images that the source network looks at for their content
 _GRIDS = (4, 16)  # how finely they are shuffled
 
@@ -63,7 +64,7 @@ class Judge:
 
     def begin(self) -> None:
         """Forget what was measured."""
-        self.health = Health(doing="frozen" if self.adapter.frozen else "learning")
+        self.health = Health(doing="frozen" if self.adapter.frozen else "learning", probed=self.probe is not None)
         self.window: dict[str, Tensor] = {}
         self.totals = torch.zeros(3, dtype=torch.float64, device=self.adapter.device)  # kept, entropy, drops
         self.samples = self.taught = 0  # since the last check, and how many of them the method could learn from
@@ -299,7 +300,7 @@ class Judge:
     def state(self) -> dict[str, Any]:
         """Return what else changes, as plain data."""
         return {
-            "health": self.health.as_dict(),
+            "health": self.health.as_dict(_REMEMBERED),
             "probe": None if self.probe is None else self.probe.state(),
             "samples": [self.samples, self.taught],
             "streaks": [*self.streaks],

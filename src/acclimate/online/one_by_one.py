@@ -18,6 +18,8 @@ from ..core.adapter import Statistics
 from ..core.snapshot import Snapshot
 from ..core.step import Step
 from .cameras import Stateful
+from .guard import Guard
+from .judge import SMALL
 
 __all__ = ["Learner", "Stream"]
 
@@ -82,8 +84,8 @@ class Stream:
         size: learn when so many images have gathered; the size of a batch, at most.
         wait: learn when the oldest image has waited so many seconds. Without `background`, the time is only checked
             during calls.
-        least: the fewest images to learn from when the time is over; 8 for a network that uses batch statistics, else
-            1.
+        least: the fewest images to learn from when the time is over; 8 for a network that uses batch statistics, or
+            with a guard, else 1. From fewer than 8, a guard learns when 48 have gathered, and `learned` lacks those.
         momentum: the share of a full batch in the moving statistics. A smaller batch has a smaller share.
         background: learn in a thread of the stream's own. At most 2 · `size` images gather; further ones are predicted
             but not learned from, and counted in `skipped`. Close the stream to end the thread.
@@ -103,7 +105,8 @@ class Stream:
             raise ValueError(f"Stream: size={size} must be at least 1, and wait={wait} at least 0")
         if not 0 < momentum <= 1:
             raise ValueError(f"Stream: momentum={momentum} must be in (0, 1]")
-        least = min(8 if adapter.coupled else 1, size) if least is None else least
+        gathers = adapter.coupled or isinstance(adapter, Guard)
+        least = min(SMALL if gathers else 1, size) if least is None else least
         if not 1 <= least <= size:
             raise ValueError(f"Stream: least={least} must be from 1 to size={size}")
         self.adapter, self.size, self.wait, self.least, self.momentum = adapter, size, wait, least, momentum
@@ -179,7 +182,8 @@ class Stream:
         """Learn from the images that have gathered if they are at least `least`, and refuse further ones."""
         try:
             with self.adapter.sharing:  # no step is under way
-                self._closed = True
+                with self._noted:
+                    self._closed = True
                 while self.waiting >= self.least:
                     self._learn(all_of_them=True)
         finally:
@@ -249,6 +253,9 @@ class Stream:
 
     def _gather(self, x: Tensor) -> None:
         with self._noted:
+            if self._closed:  # since the prediction
+                self.skipped += len(x)
+                return
             self._kind = x.shape[1:], x.dtype
             room = max(0, 2 * self.size - self.waiting) if self.background else len(x)
             self.skipped += max(0, len(x) - room)
@@ -305,7 +312,8 @@ class Stream:
         with self._noted:
             self._next = False
             self._noted.notify_all()
-            if not self._gathered or not (all_of_them or self._time_left() == 0):
+            due = all_of_them or (not self._closed and self._time_left() == 0)
+            if not self._gathered or not due:
                 return None
             taken: list[Tensor] = []
             missing = self.size

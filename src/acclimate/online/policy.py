@@ -157,6 +157,8 @@ class Health:
     """Images that look like the held-out ones, and that the source network has answered therefore."""
     worse: int = 0
     """Images that a policy has left to the source network, because the adapted network seemed to be worse."""
+    probed: bool = True
+    """Whether there are held-out images. Without them, damage that leaves the predictions diverse is not noticed."""
     rejected: int = 0
     """Images with NaN or infinity, which were answered with a uniform prediction."""
     signals: Signals = field(default_factory=Signals)
@@ -181,9 +183,9 @@ class Health:
         new = self.alarm_count - (0 if before is None else before.alarm_count)
         return self.alarms[-new:] if new > 0 else []
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data, for JSON."""
-        listed = {name: [{**vars(each)} for each in getattr(self, name)] for name in ("alarms", "history")}
+    def as_dict(self, most: int = 512) -> dict[str, Any]:
+        """Return plain data, for JSON, with at most so many of the last checks and alarms."""
+        listed = {name: [{**vars(each)} for each in getattr(self, name)[-most:]] for name in ("alarms", "history")}
         return {**vars(self), "signals": {**vars(self.signals)}, **listed}
 
     @classmethod
@@ -205,5 +207,6 @@ class Health:
         images = f"{self.rejected} images rejected, {self.familiar + self.worse} left to the source"
         lines = [f"{self.batches:,} batches: {doing}; {self.rollbacks} rollbacks, {images}"]
         lines += [f"  {name:13} {value:.3g}" for name, value in known.items()]
+        lines += [] if self.probed else ["  without held-out images, only a collapse of the predictions is noticed"]
         lines += [f"  batch {a.batch}: {a.signal} = {a.value:.3g}, so {a.action}" for a in self.alarms[-5:]]
         return "\n".join(lines)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
 from statistics import pstdev
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 
-from ..checks import DivergenceError
+from ..checks import DivergenceError, warn
 from ..core.adapter import Adapter
 from ..core.state_file import fingerprint
 from ..functional import entropy
@@ -54,7 +56,8 @@ class Probe(nn.Module):
             entropies.append(entropy(logits))
         self.register_buffer("images", held_out, persistent=False)
         self.register_buffer("answers", torch.cat(answers), persistent=False)
-        before = [_mean(self.disagreements(adapter, random)) for _ in range(32)]
+        with _as_source(adapter):
+            before = [_mean(self.disagreements(adapter, random)) for _ in range(32)]
         self.normal, self.spread = _mean(before), pstdev(before)
         self.recent: list[float] = []
         self.test = ProbeTest(min(0.99, self.normal + tolerated), risk=risk)
@@ -113,12 +116,26 @@ class Probe(nn.Module):
         self.begin()
         self.gauge = ShiftGauge(self.gauge.entropies)
 
+    @property
+    def fingerprint(self) -> str:
+        """What the bets are about: the held-out images by their answers, what is tolerated, and the risk."""
+        about = sha256(self.answers.cpu().numpy().tobytes())
+        about.update(repr((len(self.images), self.test.tolerated, self.test.risk)).encode())
+        return about.hexdigest()[:16]
+
     def state(self) -> dict[str, Any]:
         """Return what changes, as plain numbers."""
-        return {"test": self.test.state(), "gauge": self.gauge.state(), "recent": self.recent}
+        return {"test": self.test.state(), "gauge": self.gauge.state(), "recent": self.recent, "of": self.fingerprint}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` has returned."""
+        """Continue from what `state` has returned; with other images or another tolerance, the bets start anew."""
+        if state["of"] != self.fingerprint:
+            warn(
+                "the state was saved with other held-out images, or another tolerance or risk: what was found about "
+                "them is dropped, and the probe test starts anew"
+            )
+            self.restart()
+            return
         self.test.load(state["test"])
         self.gauge.load(state["gauge"])
         self.recent = [*state["recent"]]
@@ -128,6 +145,21 @@ def parts(images: Tensor) -> tuple[Tensor, ...]:
     """Divide images into batches that a network can take at once, also where they are large."""
     batches: tuple[Tensor, ...] = torch.split(images, max(1, _VALUES // images[0].numel()))
     return batches
+
+
+@contextmanager
+def _as_source(adapter: Adapter) -> Iterator[None]:
+    """Take back inside the block what the adapter has learned."""
+    source = adapter.state.source_parameters()
+    if all(torch.equal(p, source[name]) for name, p in adapter.state.parameters.items()):
+        yield
+        return
+    learned = adapter.snapshot()
+    try:
+        adapter.reset()
+        yield
+    finally:
+        adapter.restore(learned)
 
 
 def _mean(values: Sequence[float]) -> float:
