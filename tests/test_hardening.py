@@ -786,3 +786,19 @@ def test_a_step_within_the_limit_is_the_same_bit_for_bit() -> None:
         assert torch.equal(plain(x), limited(x))
     with pytest.raises(ValueError, match="positive"):
         Tent(make("bn"), max_step=0.0)
+
+
+def test_a_step_whose_loss_is_not_finite_is_dropped() -> None:
+    class Infinite(Adapter):
+        def adapt(self, x: Tensor) -> Tensor:
+            batch = self.predict(x)
+            self.update(entropy=acclimate.functional.entropy(batch.rows()).mean(), constant=torch.tensor(math.inf))
+            return batch.logits
+
+    adapter = Infinite(make("ln"), lr=0.1)
+    before = [p.detach().clone() for p in adapter.adapted]
+    with pytest.warns(UserWarning, match="dropped"):
+        assert adapter(images(8)).isfinite().all()
+    assert not adapter.last.updated
+    assert int(adapter.passes.dropped) == 1
+    assert all(map(torch.equal, before, adapter.adapted))

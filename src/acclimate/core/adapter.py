@@ -540,8 +540,8 @@ class Adapter(nn.Module, ABC):
     ) -> None:
         """Make one optimizer step on the sum of the loss terms, if `when` holds.
 
-        `gradients` replace those of the terms; a parameter with the gradient None does not change. A step whose
-        gradients are not finite, or that is not `sound`, is dropped and counted.
+        `gradients` replace those of the terms; a parameter with the gradient None does not change. A step whose loss
+        or gradients are not finite, or that is not `sound`, is dropped and counted.
         """
         if self.optimizer is None:
             raise TypeError(f"{type(self).__name__} was built without parameters to adapt")
@@ -549,6 +549,8 @@ class Adapter(nn.Module, ABC):
             return
         if gradients is None:
             gradients = self.gradients(torch.stack([*terms.values()]).sum())
+        if terms:
+            sound = self.world.all(torch.stack([*terms.values()]).detach().isfinite()) & sound
         sound = self.execution.condition(self.sound(gradients) & sound, can_wait=True)
         condition = when & sound
         taken = (
