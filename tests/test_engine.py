@@ -596,6 +596,33 @@ def test_recorded_steps_do_what_plain_ones_do(name: str, family: str, compiled: 
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("name", "family"), [(n, f) for n, f in GRAPHED if n not in ("source", "bn-adapt")])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_learning_on_a_stream_of_its_own_changes_no_number(name: str, family: str, compiled: bool) -> None:
+    xs = [x.double().cuda() for x in [*stream(7), *stream(3, size=16)]]
+    engines = [Engine(compiled=compiled, graphs=True, overlap=overlap) for overlap in (False, True)]
+    plain, aside = (adapter_of(name, family, "cuda", engine=engine) for engine in engines)
+    for x in xs:
+        logits = aside(x)
+        assert torch.equal(logits.cpu(), plain(x).cpu())
+    assert aside.recorder._learns_on is not None
+    ours, theirs = aside.snapshot().tensors, plain.snapshot().tensors
+    assert all(torch.equal(tensor, theirs[key]) for key, tensor in ours.items())
+    assert torch.equal(aside.last.logits, plain.last.logits)
+
+
+@pytest.mark.gpu
+def test_logits_can_be_read_before_learning_has_ended() -> None:
+    net = nn.Sequential(*(nn.Sequential(nn.LayerNorm(2048), nn.Linear(2048, 2048)) for _ in range(40))).cuda()
+    model, x = Tent(net, lr=1e-6, engine=Engine(graphs=True, overlap=True)), torch.rand(4096, 2048, device="cuda")
+    for _ in range(5):
+        model(x).cpu()
+    assert not model.recorder._learns_on.query()
+    model.settle()
+    assert model.recorder._learns_on.query()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("family", ["bn", "ln"])
 @pytest.mark.parametrize("name", ["tea", "memo", "cotta"])
 @pytest.mark.parametrize("compiled", [False, True])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -352,3 +353,98 @@ def test_modules_of_the_network_are_no_state_of_the_method() -> None:
 
     adapter = Holds(make("bn"))
     assert [name for name, _, _ in adapter.state.slots()] == [name for name, _, _ in Tent(make("bn")).state.slots()]
+
+
+# Learning on a stream of its own --------------------------------------------------------------------------------------
+
+
+def overlapping(adapter: Adapter, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[RecordedStep, list[str]]:
+    """A step that records into the stand-in with `overlap`, and a log of what is enqueued."""
+    log: list[str] = []
+
+    class Logged(StandIn):
+        def replay(self) -> None:
+            super().replay()
+            log.append("replay")
+
+    @contextmanager
+    def aside() -> Iterator[None]:
+        log.append("learn aside")
+        yield
+        log.append("main stream")
+
+    step = recorded(adapter, x, Logged())
+    adapter.runner.engine = Engine(graphs=True, overlap=True)
+    monkeypatch.setattr(adapter.recorder, "learn_aside", aside)
+    return step, log
+
+
+@pytest.mark.parametrize("family", ["bn", "ln", "seg"])
+@pytest.mark.parametrize("method", [Tent, ETA])
+def test_a_first_capture_ends_before_the_backward_pass(
+    method: Callable[..., Adapter], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest runs live, and the step is that of an eager adapter."""
+    x = images(8, 3).double()
+    ours, theirs = (method(make(family).double(), lr=LR) for _ in range(2))
+    step, log = overlapping(ours, x, monkeypatch)
+    for warm_up in stream(2, size=8):
+        theirs(warm_up.double())
+    torch.testing.assert_close(call(ours, step, x), theirs(x))
+    assert step.first.ended_early
+    assert log == ["replay"], "no gradient was recorded"
+    mine, other = state(ours), state(theirs)
+    for name in mine:
+        torch.testing.assert_close(mine[name], other[name])
+    assert {k: int(v) for k, v in ours.passes.state_dict().items()} == {
+        k: int(v) for k, v in theirs.passes.state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("method", [Tent, ETA, partial(ETAC, drop=0.5, **BLOCKS)])
+def test_the_answer_comes_before_learning(method: Callable[..., Adapter], monkeypatch: pytest.MonkeyPatch) -> None:
+    x = images(8, 3).double()
+    adapter = method(make("ln").double(), lr=LR)
+    step, log = overlapping(adapter, x, monkeypatch)
+    call(adapter, step, x)
+    log.clear()
+    logits = call(adapter, step, x)
+    assert log == ["replay", "learn aside", "replay", "main stream"]
+    assert torch.equal(logits, step.first.predicted.logits)
+    assert logits is not step.first.predicted.logits, "the next batch writes there"
+    (second,) = step.seconds.values()
+    assert second.answers
+
+
+def test_a_step_that_changes_its_prediction_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = images(8, 3)
+    adapter = Tent(make("ln"), lr=LR)
+    step, log = overlapping(adapter, x, monkeypatch)
+    step.adapt = lambda self, x: 2 * Tent.adapt.__wrapped__(self, x)
+    for _ in range(2):
+        logits = call(adapter, step, x)
+    assert "learn aside" not in log
+    assert torch.equal(logits, 2 * step.first.predicted.logits)
+
+
+def test_a_bad_batch_changes_nothing_where_learning_is_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = ETA(make("ln"), lr=LR, margin=1.0)
+    bad = stream()[2].clone()
+    bad[1, 0, 0, 0] = torch.nan
+    step, _ = overlapping(adapter, bad, monkeypatch)
+    assert adapter.select.second.mean is not None
+    before = state(adapter)
+    for _ in range(2):  # where the rest runs live, the host checks
+        with pytest.raises(ValueError, match="NaN or infinity in 1 of 8 images"):
+            call(adapter, step, bad)
+        assert unchanged(before, state(adapter))
+    step.warm.add(None)
+    call(adapter, step, bad)  # where it is recorded, the check stays on the device
+    assert unchanged(before, state(adapter))
+    assert adapter.recorder._rejected.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("options", [{"overlap": True}, {"overlap": True, "compiled": True}])
+def test_overlap_is_for_recorded_steps(options: dict[str, bool]) -> None:
+    with pytest.raises(ValueError, match="graphs=True"):
+        Engine(**options)

@@ -266,11 +266,12 @@ class Adapter(nn.Module, ABC):
         with self._aside(share, self.adapted if self.episodic else ()), self.learning(), self.runner.tf32():
             logits = self.adapt(x.clone() if x.is_inference() else x.detach())
             step = self.step
-        step.finish(logits)
-        step.engine = self.recorder.ran
-        self.passes.add(step, self.world)
-        self.watch(step)
-        self.notices.dropped(self.passes)
+        with self.recorder.after_learning():
+            step.finish(logits)
+            step.engine = self.recorder.ran
+            self.passes.add(step, self.world)
+            self.watch(step)
+            self.notices.dropped(self.passes)
         self._last = step
         return logits.detach()
 
@@ -379,6 +380,7 @@ class Adapter(nn.Module, ABC):
         """The record of the last batch: what was kept, entropies, the terms of the loss, passes."""
         if self._last is None:
             raise RuntimeError("no batch yet: `last` is the record of the last call, so run a batch first")
+        self.runner.sharing.join()
         return self._last
 
     @exclusive

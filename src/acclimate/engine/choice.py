@@ -34,6 +34,8 @@ class Engine:
             the exception is raised by a later call.
         background: answer eagerly from the first batch, and compile in a thread, on a copy of the network. The compiled
             passes take over between two steps; numbers change a little there. `adapter.last.engine` says which ran.
+        overlap: with `graphs`, learn from a batch on a stream of its own, so that its logits can be read before that
+            has ended. Numbers are the same. The next call waits; call `settle()` before you read the network yourself.
     """
 
     precision: Precision = "fp32"
@@ -42,10 +44,13 @@ class Engine:
     lean: bool = False
     graphs: bool = False
     background: bool = False
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
             raise ValueError(f"precision={self.precision!r}: expected one of {', '.join(get_args(Precision))}")
+        if self.overlap and not self.graphs:
+            raise ValueError("overlap=True is for recorded steps: give graphs=True, too")
 
 
 def choose(
@@ -70,7 +75,7 @@ def choose(
     else:
         raise ValueError(f'engine={engine!r}: expected "eager", "recorded", "auto" or an acclimate.Engine')
     if moved and not cuda:
-        chosen = replace(chosen, graphs=False)
+        chosen = replace(chosen, graphs=False, overlap=False)
     if chosen.graphs and not cuda:
         raise ValueError(f"engine={engine!r} records CUDA graphs, and the model is on {device}")
     if device.type == "cpu" and any(isinstance(m, nn.GroupNorm) for m in model.modules()):
@@ -85,7 +90,7 @@ def without_recording(method: str, asked: Engine | Literal["eager", "recorded", 
             f"{method}: engine={asked!r} compiles or records passes, and those of several ranks send messages: use "
             'engine="eager", or "auto", which keeps the precision'
         )
-    return replace(chosen, compiled=False, graphs=False)
+    return replace(chosen, compiled=False, graphs=False, overlap=False)
 
 
 def _best_precision(device: torch.device) -> Precision:

@@ -9,7 +9,7 @@ back in between records functions instead, such as the Langevin dynamics of TEA.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, Literal, TypeAlias
 
@@ -66,6 +66,8 @@ class Recorder:
         """The same numbers on the host, copied without waiting."""
         self._raised = [0, 0]
         self._replayed = False
+        self._learns_on: torch.cuda.Stream | None = None
+        """The stream on which the last batch is still learned from, if that is not the current one."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Recorder:
         return Recorder(memo[id(self.host)])
@@ -94,7 +96,7 @@ class Recorder:
 
     def step(self, adapt: Adapt, x: Tensor) -> Tensor:
         """Run a step: replay it, after recording it if needed, or run it live while it warms up."""
-        self._replayed = False
+        self._replayed, self._learns_on = False, None
         if "step" in self.off or self._busy or not self.host.runner.engine.graphs or not x.is_cuda:
             return adapt(self.host, x)
         versions = (p._version for p in self.host.adapted)  # activations of a first capture are for these values
@@ -117,7 +119,8 @@ class Recorder:
         if step.unfit:
             self._give_up("step", f"steps are not recorded as CUDA graphs: {step.unfit}")
         if self._rejected is not None and self._report is not None:
-            self._report.copy_(self._rejected, non_blocking=True)
+            with self.after_learning():
+                self._report.copy_(self._rejected, non_blocking=True)
         return logits
 
     def _new_step(self, adapt: Adapt, x: Tensor) -> RecordedStep:
@@ -128,6 +131,17 @@ class Recorder:
             self._rejected = torch.zeros(2, dtype=torch.int64, device=x.device)
             self._report = torch.zeros(2, dtype=torch.int64, pin_memory=True)
         return RecordedStep(self, adapt, x)
+
+    def learn_aside(self) -> AbstractContextManager[object]:
+        """Return a context for learning on a stream of its own, behind all that is enqueued so far."""
+        self._learns_on = stream = self.cache.stream(self.host.device)
+        stream.wait_stream(torch.cuda.current_stream(self.host.device))
+        self.host.runner.sharing.learns_on(stream)
+        return self.after_learning()
+
+    def after_learning(self) -> AbstractContextManager[object]:
+        """Return a context for work behind the learning of the last batch; reading its logits does not wait for it."""
+        return torch.cuda.stream(self._learns_on) if self._learns_on is not None else nullcontext()
 
     def reject(self, sound: Tensor) -> None:
         """Count the batch as rejected unless it is sound, as part of a recorded step."""
@@ -242,15 +256,16 @@ class Recorder:
 class RecordedStep:
     """A recorded step for one shape of batch: a first capture, and one per number of kept rows.
 
-    For each number of rows, the first step runs live, so that everything is compiled; the second is recorded.
+    For each number of rows, the first step runs live, so that everything is compiled; the second is recorded. Without
+    a count there is at most one second capture, for `None`.
     """
 
     def __init__(self, recorder: Recorder, adapt: Adapt, x: Tensor) -> None:
         self.recorder, self.adapt = recorder, adapt
         self.x = torch.empty_like(x)
         self.first = StepExecution(recorder.host, recorder.reject, self.x)
-        self.warm: set[int] = set()
-        self.seconds: dict[int, StepExecution] = {}
+        self.warm: set[int | None] = set()
+        self.seconds: dict[int | None, StepExecution] = {}
         self.unfit = ""
         """Why the step cannot be recorded after all, as a live run of its rest has shown."""
 
@@ -259,19 +274,22 @@ class RecordedStep:
             self.x.copy_(x)
         if self.first.capture is None:
             self._record(self.first)
-            if self.first.rows is not None:  # the rest of the step has run live
+            if self.first.rows is not None or self.first.ended_early:  # the rest of the step has run live
                 self.warm.add(self.first.rows)
                 self.unfit = self.first.unfit
                 return self._own(self.first.step, self.first.logits)
             self.first.replay()
             return self._own(self.first.step, self.first.logits, self.first.sound)
         self.first.replay()
-        if not self.first.counts:
+        if not self.first.counts and not self.first.ended_early:
             return self._own(self.first.step, self.first.logits, self.first.sound)
-        count, rows = self.first.read()
+        overlaps = self.recorder.host.runner.engine.overlap
+        answer: Tensor | None = self.first.predicted.logits.clone() if overlaps else None
+        count, rows = self.first.read() if self.first.counts else (None, None)
         if rows not in self.seconds:
             second = StepExecution(self.recorder.host, self.recorder.reject, self.x, self.first, rows, count)
             if rows not in self.warm:
+                second.read_soundness()
                 logits = self.recorder.live(self.adapt, self.x, second)
                 self.warm.add(rows)
                 self.unfit = second.unfit
@@ -279,8 +297,13 @@ class RecordedStep:
             self._record(second)
             self.seconds[rows] = second
         second = self.seconds[rows]
-        second.replay(count)
-        return self._own(second.step, second.logits)
+        if answer is None or not second.answers:
+            second.replay(count or 0)
+            return self._own(second.step, second.logits, second.sound)
+        with self.recorder.learn_aside():
+            second.replay(count or 0)
+            self._own(second.step, second.logits, second.sound)
+        return answer
 
     def _record(self, execution: StepExecution) -> None:
         host = self.recorder.host

@@ -84,7 +84,7 @@ class StepExecution(FunctionExecution):
 
     A first capture ends where samples are counted: the host reads the count, and the rest of the step runs live. A
     second one is for a number of `rows` and starts from the first's prediction. A step that never counts has only
-    the first.
+    the first; with `Engine(overlap=True)` it ends before the backward pass, and the second has the whole step's rows.
     """
 
     def __init__(
@@ -110,22 +110,31 @@ class StepExecution(FunctionExecution):
         """Passes up to the prediction."""
         self.logits = torch.empty(0)
         self.predicted: Any = None
-        self.sound: Tensor | None = None
+        self.sound: Tensor | None = None if first is None else first.checked
         """Whether images and logits are finite, one flag each, until the host has read them."""
+        self.checked: Tensor | None = None
+        """Those flags in the memory of a first capture that has ended early, for the second."""
         self.report: Tensor | None = None
         """Those flags, and how many samples are kept."""
         self.exact = False
         """Whether the number of rows is the number of kept samples."""
-        self.shared = False
-        """Whether captures for other numbers of rows need the same activations."""
+        self.ended_early = False
+        """Whether this first capture ends before the backward pass, without a count."""
+        self.shared: bool = first is not None and first.ended_early
+        """Whether second captures need the activations of the first."""
         self.samples: list[tuple[SubNetworks, Tensor]] = []
         self.scales = torch.empty(0)
         """Memory for the scales of sampled sub-networks, which no recorded operation writes to."""
 
     @property
     def counts(self) -> bool:
-        """Whether the step counts samples, so that it has second captures."""
+        """Whether the step counts samples, so that it has a second capture per number of rows."""
         return self.report is not None
+
+    @property
+    def answers(self) -> bool:
+        """Whether the step returns the prediction of the first capture, unchanged."""
+        return self.first is not None and self.logits is self.first.predicted.logits
 
     # Recording --------------------------------------------------------------------------------------------------------
 
@@ -179,6 +188,12 @@ class StepExecution(FunctionExecution):
             self._fill(subnetworks, scales, count)
         self.capture.graph.replay()
 
+    def read_soundness(self) -> None:
+        """Let the host check the batch, before the rest of the step runs live."""
+        if self.sound is not None and not bool(self.sound.all()):
+            refuse_non_finite(self.x, (self.first or self).predicted.logits)
+        self.sound = None
+
     def read(self) -> tuple[int, int]:
         """Return how many samples the first capture has kept, and the number of rows to use for them."""
         assert self.report is not None  # noqa: S101
@@ -220,15 +235,29 @@ class StepExecution(FunctionExecution):
     def _count(self, samples: Tensor, *, exact: bool = False) -> None:
         if self.rows is not None:
             return
-        assert self.capture is not None  # noqa: S101
+        if self.first is not None or self.ended_early:
+            raise NotRecordableError("it counts samples after a backward pass")
         assert self.sound is not None  # noqa: S101
         self.exact = exact
         self.report = torch.cat([self.sound.long(), samples.sum().view(1)])
+        self._run_first()
+        self.kept, self.rows = self.read()
+        self.rejected, self.sound = False, None
+
+    def _run_first(self) -> None:
+        """End the first capture and run it; the rest of the step runs live."""
+        assert self.capture is not None  # noqa: S101
         self._end()
         self.capture.graph.replay()
         self.rejected = True  # unless reading says otherwise
-        self.kept, self.rows = self.read()
-        self.rejected, self.sound = False, None
+
+    def _end_early(self) -> None:
+        """End the first capture before the backward pass, so that logits can be read while that runs."""
+        self.shared = self.ended_early = True
+        self.checked = self.sound
+        self._run_first()
+        self.read_soundness()
+        self.rejected = False
 
     def gather(self, samples: Tensor, *, at_least: int = 1, exact: bool = False) -> Gathered:  # noqa: ARG002
         """Pad the kept samples to the number of rows."""
@@ -268,4 +297,7 @@ class StepExecution(FunctionExecution):
         self, loss: Tensor, parameters: Sequence[Parameter], within: AbstractContextManager[object], *, retain: bool
     ) -> list[Tensor]:
         """Differentiate, and keep activations that are shared."""
+        answered = self.predicted is not None and self.sound is not None
+        if self.recording and self.first is None and answered and self.runner.engine.overlap:
+            self._end_early()
         return super().gradients(loss, parameters, within, retain=retain or self.shared)

@@ -47,9 +47,7 @@ class Actions:
             warn(f"batch {alarm.batch}: {alarm.signal} is {alarm.value:.3g}, so: {alarm.action}. `health` has the rest")
         return changed
 
-    def _carry_out(
-        self, alarm: Alarm, unhealthy: Callable[[], bool], stretch: int, before: Callable[[], None]
-    ) -> bool:
+    def _carry_out(self, alarm: Alarm, unhealthy: Callable[[], bool], stretch: int, before: Callable[[], None]) -> bool:
         if alarm.action in LASTING:
             self.cause = alarm.signal
             self.do(alarm.action)

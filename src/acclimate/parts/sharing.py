@@ -30,12 +30,18 @@ class Lock:
     def __init__(self) -> None:
         self.number = next(self.numbers)
         self.changes = 0
+        self.busy: torch.cuda.Stream | None = None
         self.renew()
         _LOCKS.add(self)
 
     def renew(self) -> None:
         """Start with a free lock."""
         self.own = threading.RLock()
+
+    def join(self) -> None:
+        """Let what is enqueued from now on wait for the stream on which the network still learns."""
+        if self.busy is not None and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.current_stream(self.busy.device).wait_stream(self.busy)
 
 
 _LOCKS: WeakSet[Lock] = WeakSet()
@@ -78,6 +84,16 @@ class Sharing:
         """
         return _holding(self._locks)
 
+    def join(self) -> None:
+        """Let what is enqueued from now on wait for the stream on which the network still learns, if there is one."""
+        for lock in self._locks:
+            lock.join()
+
+    def learns_on(self, stream: torch.cuda.Stream) -> None:
+        """Note that the network learns on a stream of its own."""
+        for lock in self._locks:
+            lock.busy = stream
+
     @property
     def changes(self) -> int:
         """A counter that changes whenever an adapter begins to change the network, or restores it."""
@@ -93,6 +109,7 @@ def _within(locks: Sequence[Lock], call: Callable[[], Result]) -> Result:
     if not locks:
         return call()
     with locks[0].own:
+        locks[0].join()
         return _within(locks[1:], call)
 
 
@@ -101,8 +118,10 @@ def _holding(locks: Sequence[Lock]) -> Iterator[None]:
     if not locks:
         yield
         return
-    with locks[0].own, _holding(locks[1:]):
-        yield
+    with locks[0].own:
+        locks[0].join()
+        with _holding(locks[1:]):
+            yield
 
 
 def exclusive(call: Call) -> Call:
