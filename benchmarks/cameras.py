@@ -1,6 +1,7 @@
 """Costs of one state per camera and of single images: `python -m benchmarks.cameras [--choose] [--seeds 3]`
 
-Swaps between twenty cameras, in memory and through a folder, beside a step on 64 digits without a swap. Then the
+Swaps between twenty cameras, in memory and through a folder, beside a step on 64 digits without a swap; with a guard,
+after it has kept as many snapshots as it may. Then the
 accuracy of EATA on a lifelong stream of six corruptions, severity 5: single images through a `Stream` of size 64,
 batches of 64, and the source network. `--choose` first runs several momenta of the stream on other images and the four
 corruptions that no table uses, with the ResNet, as the ViT has no BatchNorm. Writes `cameras_cpu.json`.
@@ -22,13 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acclimate import METHODS, Adapter
+from acclimate import METHODS, Adapter, Guard
 from acclimate.bench.demo import DEMO_NETWORKS, digit_overrides
 from acclimate.bench.networks import load_network
 from acclimate.bench.scenarios import lifelong
 from acclimate.bench.tables import Table, as_markdown
+from acclimate.core.snapshot import Snapshot
 from acclimate.data import open_suite
-from acclimate.data.corruptions import EXTRA
+from acclimate.data.corruptions import EXTRA, corrupt
 from acclimate.data.digits import load_digits
 from acclimate.online.cameras import Streams
 from acclimate.online.one_by_one import Stream
@@ -42,6 +44,7 @@ TIE = 0.25
 METHODS_TIMED = ("eata", "eata-c")
 CAMERAS = 20
 SIZE = 64
+VISITS = 6  # of each camera, first
 
 
 def build(method: str, network: str, device: str, seed: int = 0) -> Adapter:
@@ -53,28 +56,35 @@ def build(method: str, network: str, device: str, seed: int = 0) -> Adapter:
     return METHODS[method].preset(loaded.family, loaded.model, seed=seed, **arguments)
 
 
-def swaps(method: str, network: str, device: str, repeats: int) -> dict[str, Any]:
+def swaps(method: str, network: str, device: str, repeats: int, *, guard: bool = False) -> dict[str, Any]:
     """Time a step and swaps of cameras that have learned, and measure their states."""
-    adapter = build(method, network, device)
-    x = load_digits()[1].x[:SIZE].to(device)
+    adapter: Adapter | Guard = build(method, network, device)
+    if guard:
+        adapter = Guard(adapter, probe=load_digits()[0].x[1000:1500].to(device), every=1)
+    x = corrupt(load_digits()[1].x[:SIZE], "fog", 3, torch.Generator().manual_seed(0)).to(device)
     with tempfile.TemporaryDirectory() as folder:
         memory = Streams(adapter, most=CAMERAS)
         files = Streams(adapter, most=1, folder=folder)
         found = {}
         for name, cameras in (("swap_in_memory", memory), ("swap_through_folder", files)):
-            for _, key in itertools.product(range(2), map(str, range(CAMERAS))):
+            for _, key in itertools.product(range(VISITS), map(str, range(CAMERAS))):
                 cameras(key, x)
             found[name] = timed(_next_camera(cameras), device, repeats)
         return {
             "network": network,
-            "method": method,
+            "method": f"{method}, guarded" if guard else method,
             "step": timed(lambda: memory("0", x), device, repeats),
             **found,
             "swaps_per_second_in_memory": 1e3 / found["swap_in_memory"]["milliseconds"],
             "swaps_per_second_through_folder": 1e3 / found["swap_through_folder"]["milliseconds"],
-            "bytes_per_camera": adapter.snapshot().nbytes,
+            "bytes_per_camera": size(adapter.snapshot()),
             "bytes_per_file": max(file.stat().st_size for file in Path(folder).glob("*.safetensors")),
         }
+
+
+def size(state: Snapshot) -> int:
+    """Return the bytes of a state: its tensors, and the text that its other values are in a file."""
+    return state.nbytes + len(json.dumps(dict(state.settings)))
 
 
 def _next_camera(cameras: Streams) -> Callable[[], None]:
@@ -151,12 +161,13 @@ def table(content: dict[str, Any]) -> Table:
         [
             entry["network"],
             entry["method"],
-            *(f"{entry[what]['milliseconds']:.1f}" for what in ("step", "swap_in_memory", "swap_through_folder")),
+            "–" if "guarded" in entry["method"] else f"{entry['step']['milliseconds']:.1f}",  # that one has a check
+            *(f"{entry[f'swaps_per_second_{how}']:,.0f}" for how in ("in_memory", "through_folder")),
             f"{entry['bytes_per_camera'] / 1024:.0f}",
         ]
         for entry in content["swaps"]
     ]
-    return ["network", "method", "step, ms", "swap, ms", "swap through a folder, ms", "state, KiB"], rows
+    return ["network", "method", "step, ms", "swaps per second", "through a folder", "state, KiB"], rows
 
 
 def accuracy_table(content: dict[str, Any]) -> Table:
@@ -186,7 +197,10 @@ def main() -> None:
         "seeds": arguments.seeds,
         "shifts": SHIFTS,
         "momentum": momenta,
-        "swaps": [swaps(m, n, device, arguments.repeats) for n in DEMO_NETWORKS for m in METHODS_TIMED],
+        "swaps": [
+            swaps(method, network, device, arguments.repeats, guard=guard)
+            for network, guard, method in itertools.product(DEMO_NETWORKS, (False, True), METHODS_TIMED)
+        ],
         "stream": {n: single_images(n, device, arguments.images, arguments.seeds) for n in DEMO_NETWORKS},
     }
     print(as_markdown(*table(result)))
