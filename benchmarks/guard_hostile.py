@@ -23,6 +23,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from acclimate.bench.result import DomainResult, Result
 from acclimate.bench.run import Run
 from acclimate.cli.terminal import repeatable
 from acclimate.files import write_text
@@ -79,9 +80,23 @@ def beside_first(first: Sequence[Case], now: Sequence[Case]) -> list[Case]:
     return [*cases, *new.values()]
 
 
-def _brief(case: Case) -> Case:
-    """Return a case without what only a figure shows."""
-    return replace(case, results=[replace(result, along=[]) for result in case.results])
+def brief(case: Case) -> Case:
+    """Return a case with what the tables show: the stream as one domain, without its single batches."""
+    return replace(case, results=[replace(each, domains=[_whole(each)], along=[]) for each in case.results])
+
+
+def _whole(result: Result) -> DomainResult:
+    domains = result.domains
+    kept = [domain.kept for domain in domains if domain.kept is not None]
+    return DomainResult(
+        "the whole stream",
+        result.accuracy,
+        result.ece,
+        **{name: sum(getattr(d, name) for d in domains) for name in ("images", "forwards", "backwards")},
+        seconds=round(result.seconds, 1),
+        clean_accuracy=result.clean_after,
+        kept=sum(kept) / len(kept) if kept else None,
+    )
 
 
 def main() -> None:
@@ -97,7 +112,7 @@ def main() -> None:
         waiting = [pool.submit(measure, case, arguments.work) for case in cases]
         now = [each.result() for each in track(waiting, "hostile streams", console=Console(stderr=True))]
     own = shlex.join(["python", "-m", "benchmarks.guard_hostile", *repeatable(sys.argv[1:])])
-    numbers = replace(first, command=own, cases=[_brief(case) for case in now])
+    numbers = replace(first, command=own, cases=[brief(case) for case in now])
     out = RESULTS / "digits-guard" if arguments.out == RESULTS else arguments.out
     write_text(out / "hostile.json", numbers.text())
 

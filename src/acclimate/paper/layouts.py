@@ -139,7 +139,8 @@ def hostile(cases: Sequence[Case]) -> Shown:
         tables[f"{network}-clean"] = _against_source(own, lambda r: _times(r.clean_after, 100))
         streams = dict.fromkeys(case.column.partition(", ")[2] for case in own)
         panels = [(stream, _lines_of(own, f"{network}, {stream}")) for stream in streams]
-        figures[network] = watched([panel for panel in panels if any(r.method == "Source" for r in panel[1])])
+        if drawn := [panel for panel in panels if any(r.method == "Source" for r in panel[1])]:
+            figures[network] = watched(drawn)
     return Shown(tables, figures)
 
 
@@ -161,7 +162,7 @@ def _against_source(cases: Sequence[Case], value: Callable[[Result], float | Non
         own, source = found.get((row, column)), found.get(("Source", column)) if of_its_own is None else of_its_own
         if own is None or source is None:
             return "–"
-        return f"{own:.1f}" if row.startswith("Source") else f"{own - source:+.1f}"
+        return f"{own:.1f}" if row.startswith("Source") else f"{round(own - source, 1) or 0.0:+.1f}"
 
     def both(row: str, column: str) -> str:
         cells = [cell(row, column), cell(row + _GUARDED, column)]
