@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from cases import CASES
 from networks import images, make, stream
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import nn
+from tape import Waits
+from torch import Tensor, nn
 from torch.optim import Adam
 
-from acclimate import EATA, EATAC, ETA, Adapter, StateError, Tent
+from acclimate import EATA, EATAC, ETA, SAR, Adapter, StateError, Tent
+from acclimate.engine import Live
 
 
 @pytest.fixture
@@ -128,6 +131,45 @@ def test_a_snapshot_is_a_copy() -> None:
     for x in stream():
         adapter(x)
     assert all(torch.equal(held[k], t) for k, t in snapshot.tensors.items())
+
+
+@pytest.mark.parametrize("holds", [False, True])
+@pytest.mark.parametrize("optimizer", [None, partial(Adam, lr=1e-2)])
+@pytest.mark.parametrize(("names", "momentum"), [(("average",), True), ((), False)])
+def test_starting_over_on_the_device_is_starting_over(
+    holds: bool, optimizer: object, names: tuple[str, ...], momentum: bool
+) -> None:
+    """Bit for bit, and in the memory that recorded steps read. Adam's state begins empty, so the host must read."""
+    here, there = (SAR(make("bn"), optimizer=optimizer) for _ in range(2))
+    for x in stream():
+        here(x), there(x)
+    here.execution = Waits()
+    here.state.start_over(*names, optimizer=momentum, when=torch.tensor(holds))
+    if holds:
+        there.state.start_over(*names, optimizer=momentum)
+    mine, theirs = here.snapshot(), there.snapshot()
+    assert mine.settings == theirs.settings
+    assert mine.tensors.keys() == theirs.tensors.keys()
+    for name, value in mine.tensors.items():
+        assert torch.equal(value, theirs.tensors[name]), name
+
+
+def test_a_start_over_reads_its_condition_where_a_setting_changes() -> None:
+    asked = []
+
+    class Asks(Live):
+        def condition(self, when: bool | Tensor, *, can_wait: bool) -> bool | Tensor:
+            asked.append(can_wait)
+            return False
+
+    adapter = SAR(make("bn"), lr=1e-2)
+    adapter(stream()[0])
+    adapter.execution = Asks()
+    adapter.state.start_over("average", when=torch.tensor(True))
+    adapter.optimizer.param_groups[0]["lr"] = 1e-3
+    adapter.state.start_over("average", when=torch.tensor(True))
+    adapter.state.start_over(optimizer=False, when=torch.tensor(True))
+    assert asked == [True, False, True]
 
 
 def test_a_snapshot_of_another_network_is_refused() -> None:

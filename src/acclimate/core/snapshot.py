@@ -12,7 +12,15 @@ from torch.optim import Optimizer
 
 from ..parts.copying import copy_all
 
-__all__ = ["DamagedStateError", "Snapshot", "StateError", "optimizer_state", "restore_optimizer"]
+__all__ = [
+    "DamagedStateError",
+    "Snapshot",
+    "StateError",
+    "alike",
+    "keeps_settings",
+    "optimizer_state",
+    "restore_optimizer",
+]
 
 
 class StateError(ValueError):
@@ -69,15 +77,20 @@ def optimizer_state(optimizer: Optimizer | None) -> tuple[dict[str, Tensor], dic
     return tensors, {"groups": deepcopy(packed["param_groups"]), "values": values}
 
 
-def restore_optimizer(optimizer: Optimizer | None, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> None:
-    """Invert `optimizer_state`, in place where possible, because recorded steps read that memory."""
+def restore_optimizer(
+    optimizer: Optimizer | None,
+    tensors: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
+    when: bool | Tensor = True,
+) -> None:
+    """Invert `optimizer_state`, in place where possible, because recorded steps read that memory.
+
+    A condition `when` may stay on the device if `keeps_settings` holds.
+    """
     if optimizer is None:
         return
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    here = {index: optimizer.state.get(p, {}) for index, p in enumerate(parameters)}
-    places = {f"{index}/{key}": value for index, state in here.items() for key, value in state.items()}
-    if places.keys() == tensors.keys() and all(_alike(places[name], tensors[name]) for name in places):
-        copy_all([places[name] for name in tensors], [*tensors.values()])
+    if (places := _places(optimizer, tensors)) is not None:
+        copy_all(places, [*tensors.values()], when)
         for group, values in zip(optimizer.param_groups, settings["groups"], strict=True):
             group.update({key: deepcopy(value) for key, value in values.items() if key != "params"})
         return
@@ -88,5 +101,24 @@ def restore_optimizer(optimizer: Optimizer | None, tensors: Mapping[str, Tensor]
     optimizer.load_state_dict({"state": state, "param_groups": deepcopy(settings["groups"])})
 
 
-def _alike(a: Any, b: Tensor) -> bool:
-    return isinstance(a, Tensor) and (a.shape, a.dtype) == (b.shape, b.dtype)
+def keeps_settings(optimizer: Optimizer | None, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> bool:
+    """Return whether `restore_optimizer` would change nothing but the values of tensors, in place."""
+    if optimizer is None:
+        return True
+    now, then = ([{**group, "params": None} for group in g] for g in (optimizer.param_groups, settings["groups"]))
+    return now == then and _places(optimizer, tensors) is not None
+
+
+def _places(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> list[Tensor] | None:
+    """Return the tensors of an optimizer's state that these belong to; None if its state has others."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    here = {index: optimizer.state.get(p, {}) for index, p in enumerate(parameters)}
+    places = {f"{index}/{key}": value for index, state in here.items() for key, value in state.items()}
+    if places.keys() == tensors.keys() and all(alike(places[name], tensors[name]) for name in places):
+        return [places[name] for name in tensors]
+    return None
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Return whether both are tensors of the same shape and type."""
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and (a.shape, a.dtype) == (b.shape, b.dtype)

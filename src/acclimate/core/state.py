@@ -13,12 +13,13 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from ..checks import warn
+from ..engine import Execution
 from ..engine.capture import Slot
 from ..parts.copying import copies, copy_all
 from ..parts.sharing import is_noted, original
 from ..parts.wrappers import plain_names
 from . import state_file
-from .snapshot import Snapshot, StateError, optimizer_state, restore_optimizer
+from .snapshot import Snapshot, StateError, alike, keeps_settings, optimizer_state, restore_optimizer
 
 __all__ = ["State"]
 
@@ -114,14 +115,22 @@ class State:
         self._generator.set_state(parts["generator"]["state"].cpu())
 
     @torch.no_grad()
-    def start_over(self, *names: str, optimizer: bool = True) -> None:
-        """Restore network and optimizer from the source, and the method's state under these names only."""
-        source = self.source()
+    def start_over(self, *names: str, optimizer: bool = True, when: bool | Tensor = True) -> None:
+        """Restore network and optimizer from the source, and the method's state under these names only.
+
+        It does so if `when` holds, which stays on the device where nothing but values of tensors would change.
+        """
+        source, slots = self.source(), [slot for slot in self.slots() if slot[0].split(".")[0] in names]
         parts = source.parts()
-        self._restore_parameters(parts)
-        if optimizer:
-            restore_optimizer(self._optimizer, parts["optimizer"], source.settings)
-        self._restore_slots(parts, (slot for slot in self.slots() if slot[0].split(".")[0] in names))
+        momentum = self._optimizer if optimizer else None
+        values = all(alike(getattr(module, key), parts["state"].get(name)) for name, module, key in slots)
+        values = values and keeps_settings(momentum, parts["optimizer"], source.settings)
+        execution = cast("Execution", self.adapter.execution)
+        if (when := execution.condition(when, can_wait=values)) is False:
+            return
+        self._restore_parameters(parts, when)
+        restore_optimizer(momentum, parts["optimizer"], source.settings, when)
+        self._restore_slots(parts, slots, when)
 
     def save(self, path: str | Path, snapshot: Snapshot, call: str) -> None:
         """Write a snapshot to a file, with the call that builds the adapter."""
@@ -177,11 +186,13 @@ class State:
             moved |= {f"parameter/{name}": value for name, value in self.before.items()}
             self._source = Snapshot(moved, self._source.settings)
 
-    def _restore_parameters(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def _restore_parameters(self, parts: Mapping[str, Mapping[str, Tensor]], when: bool | Tensor = True) -> None:
         values = [parts["parameter"][name] for name in self.parameters]
-        copy_all([p.detach() for p in self.parameters.values()], values)
+        copy_all([p.detach() for p in self.parameters.values()], values, when)
 
-    def _restore_slots(self, parts: Mapping[str, Mapping[str, Tensor]], slots: Iterable[Slot]) -> None:
+    def _restore_slots(
+        self, parts: Mapping[str, Mapping[str, Tensor]], slots: Iterable[Slot], when: bool | Tensor = True
+    ) -> None:
         for name, module, key in slots:
             value, now = parts["state"].get(name), getattr(module, key)
             if value is None and now is not None and getattr(module, "zero_is_empty", False):
@@ -189,8 +200,8 @@ class State:
             elif value is None or now is None:
                 like = next(iter(self.adapter.parameters()), torch.empty(0))
                 setattr(module, key, None if value is None else value.to(like.device, copy=True))
-            elif (now.shape, now.dtype) == (value.shape, value.dtype):
-                now.copy_(value)  # in place, because recorded steps read this memory
+            elif alike(now, value):  # in place, because recorded steps read this memory
+                now.copy_(torch.where(when, value, now) if isinstance(when, Tensor) else value)
             else:
                 setattr(module, key, value.to(now.device, copy=True))
 

@@ -287,8 +287,12 @@ class StepExecution(FunctionExecution):
         pinned = sampled.pin_memory() if scales.is_cuda and not sampled.is_cuda else sampled
         scales[:count].copy_(pinned, non_blocking=True)
 
-    def condition(self, when: bool | Tensor, *, can_wait: bool) -> bool | Tensor:  # noqa: ARG002
+    def condition(self, when: bool | Tensor, *, can_wait: bool) -> bool | Tensor:
         """Leave it on the device, and require a sound batch if the host has not checked it."""
+        if isinstance(when, Tensor) and not can_wait:
+            if self.recording:
+                raise NotRecordableError("the host must read a condition, such as whether to restore a learning rate")
+            return bool(when)
         if self.sound is None:
             return when
         return self.sound.all() if when is True else self.sound.all() & when

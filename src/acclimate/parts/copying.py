@@ -26,19 +26,28 @@ def versions_kept(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return copies of all tensors, with one launch per device and type."""
-    kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
-    for name, tensor in tensors.items():
-        kinds.setdefault((tensor.device, tensor.dtype), []).append(name)
-    copied: dict[str, Tensor] = {}
-    for names in kinds.values():
-        flat = torch.cat([tensors[name].detach().flatten() for name in names])
-        parts = torch.split(flat, [tensors[name].numel() for name in names])
-        copied |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
-    return {name: copied[name] for name in tensors}
+    return dict(zip(tensors, _joined([*tensors.values()]), strict=True))
 
 
-def copy_all(places: list[Tensor], values: list[Tensor]) -> None:
-    """Copy each value into its place."""
+def copy_all(places: list[Tensor], values: list[Tensor], when: bool | Tensor = True) -> None:
+    """Copy each value into its place, if a condition holds, which may stay on the device."""
     if places:
+        values = [v.to(p.device) for p, v in zip(places, values, strict=True)]
         with versions_kept(places):  # recorded steps survive a restore
-            torch._foreach_copy_(places, [v.to(p.device) for p, v in zip(places, values, strict=True)])
+            torch._foreach_copy_(places, values if when is True else _joined(values, torch.as_tensor(when), places))
+
+
+def _joined(tensors: Sequence[Tensor], when: Tensor | None = None, others: Sequence[Tensor] = ()) -> list[Tensor]:
+    """Return copies of tensors, or of the others if a condition does not hold, in few launches per device and type."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        kinds.setdefault((tensor.device, tensor.dtype), []).append(place)
+    copied: dict[int, Tensor] = {}
+    for places in kinds.values():
+        flat = torch.cat([tensors[place].detach().flatten() for place in places])
+        if when is not None:
+            instead = torch.cat([others[place].detach().flatten() for place in places])
+            flat = torch.where(when.to(flat.device), flat, instead)
+        parts = torch.split(flat, [tensors[place].numel() for place in places])
+        copied |= {place: part.view(tensors[place].shape) for place, part in zip(places, parts, strict=True)}
+    return [copied[place] for place in range(len(tensors))]
