@@ -24,7 +24,8 @@ from typing import Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from ..engine import Engine, Execution, Output, Pass
+from ..engine import Engine, Execution, Live, Output, Pass
+from ..engine.execution import Gathered
 from ..functional import kept_rows
 from ..parts.batchnorm import Mode
 from ..parts.subnetwork import SubNetworks
@@ -117,12 +118,15 @@ class Prediction(ABC):
         self.adapter, self.world = adapter, adapter.world
         self.x = x
 
-    def kept(self, keep: Tensor, subnetworks: SubNetworks | None = None) -> Kept:
-        """Return what a mask of samples (B,) or of pixels (B, H, W) keeps, optionally predicted by sub-networks."""
+    def kept(self, keep: Tensor, subnetworks: SubNetworks | None = None, *, again: bool = False) -> Kept:
+        """Return what a mask of samples (B,) or of pixels (B, H, W) keeps, optionally predicted by sub-networks.
+
+        `again` says that the method will call `again`, so that a recorded step counts the samples before it learns.
+        """
         keep = self.adapter.execution.chosen(keep)
         samples = samples_of(keep)
         self.adapter.step.kept = keep
-        kept = self._some(keep, samples, subnetworks)
+        kept = self._some(keep, samples, subnetworks, again=again)
         self.adapter.step.count(backwards=_count(samples))
         return kept
 
@@ -150,7 +154,7 @@ class Prediction(ABC):
     def _all(self, subnetworks: SubNetworks | None) -> Tensor: ...
 
     @abstractmethod
-    def _some(self, keep: Tensor, samples: Tensor, subnetworks: SubNetworks | None) -> Kept: ...
+    def _some(self, keep: Tensor, samples: Tensor, subnetworks: SubNetworks | None, *, again: bool) -> Kept: ...
 
     @abstractmethod
     def _again(self, kept: Kept) -> Kept: ...
@@ -169,6 +173,8 @@ class Masked(Prediction):
         super().__init__(adapter, x)
         self.graph, _, self.by_rows = self._pass(x)
         self.logits = self.graph.detach()
+        self.gathered: Gathered | None = None
+        """The rows to run again, if the method has said that it will."""
 
     def _all(self, subnetworks: SubNetworks | None) -> Tensor:
         if subnetworks is not None:
@@ -176,10 +182,12 @@ class Masked(Prediction):
         self.adapter.step.count(in_graph=len(self.x))
         return self.graph
 
-    def _some(self, keep: Tensor, samples: Tensor, subnetworks: SubNetworks | None) -> Kept:
-        graph = self._all(subnetworks)
-        if self.by_rows:
+    def _some(self, keep: Tensor, samples: Tensor, subnetworks: SubNetworks | None, *, again: bool) -> Kept:
+        graph, apart = self._all(subnetworks), again and not self.adapter.coupled
+        if self.by_rows or apart:
             self.adapter.execution.count(samples)
+        if apart:
+            self.gathered = self.adapter.execution.gather(samples)
         return Kept(graph, keep, None, self.world.any(samples), self.world)
 
     def _again(self, kept: Kept) -> Kept:
@@ -191,10 +199,12 @@ class Masked(Prediction):
             adapter.step.count(forwards=_count(samples), in_graph=len(self.x))
             logits = adapter._run(Pass(adapter.mode(adapter.step.total)), self.x).logits
             return Kept(logits, kept.counts, None, kept.any, self.world)
-        places = samples.nonzero().squeeze(1)
-        adapter.step.count(in_graph=len(places))
-        logits = self._pass(self.x[places], varying=True).logits
-        counts = None if kept.counts.dim() == 1 else kept.counts[places]
+        places, padded, _ = self.gathered or Live().gather(samples)
+        number = _count(samples) if padded else len(places)
+        adapter.step.count(forwards=number, in_graph=number)
+        mode = adapter.mode(adapter.step.overall(len(places)))
+        logits = adapter._run(Pass(mode), self.x[places], varying=True).logits
+        counts = kept.counts[places] if padded or kept.counts.dim() > 1 else None
         return Kept(logits, counts, places, kept.any, self.world)
 
 
@@ -209,7 +219,7 @@ class Replay(Prediction):
     def _all(self, subnetworks: SubNetworks | None) -> Tensor:
         return self._second(self.x, subnetworks, self.adapter.step.share)
 
-    def _some(self, keep: Tensor, samples: Tensor, subnetworks: SubNetworks | None) -> Kept:
+    def _some(self, keep: Tensor, samples: Tensor, subnetworks: SubNetworks | None, *, again: bool) -> Kept:  # noqa: ARG002
         adapter, exact = self.adapter, self._exact(subnetworks)
         at_least = 2 if adapter.engine.compiled and not exact else 1  # one row would be compiled separately
         places, padded, count = adapter.execution.gather(samples, at_least=at_least, exact=exact)

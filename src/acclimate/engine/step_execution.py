@@ -108,6 +108,8 @@ class StepExecution(FunctionExecution):
         """The record of the step."""
         self.forwards: int | Tensor = 0
         """Passes up to the prediction."""
+        self.graph: Any = None
+        """The pass of the prediction, if it has a graph."""
         self.logits = torch.empty(0)
         self.predicted: Any = None
         self.sound: Tensor | None = None if first is None else first.checked
@@ -211,10 +213,10 @@ class StepExecution(FunctionExecution):
         """Compute the prediction in the first capture; later ones start from it."""
         if self.first is None:
             self.predicted = make()
-            self.forwards = self.host.step.forwards
+            self.forwards, self.graph = self.host.step.forwards, self.host.step.graph
         else:
             self.predicted = self.first.predicted
-            self.host.step.forwards = self.first.forwards
+            self.host.step.forwards, self.host.step.graph = self.first.forwards, self.first.graph
         predicted: Value = self.predicted
         return predicted
 
