@@ -579,7 +579,8 @@ def test_equal_passes_share_code_and_others_do_not() -> None:
 # On the device ---------------------------------------------------------------------------------------
 
 
-GRAPHED = [(n, f) for n, f in TABLE if n in ("source", "bn-adapt", "tent", "eta", "eata", "rdumb", "eta-c", "eata-c")]
+RECORDED = "source bn-adapt tent sar eta eata rdumb eta-c eata-c".split()  # noqa: SIM905
+GRAPHED = [(name, family) for name, family in TABLE if name in RECORDED]
 
 
 @pytest.mark.gpu
@@ -620,6 +621,28 @@ def test_logits_can_be_read_before_learning_has_ended() -> None:
     assert not model.recorder._learns_on.query()
     model.settle()
     assert model.recorder._learns_on.query()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["bn", "ln"])
+@pytest.mark.parametrize("reset", ["empty", "released"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_recorded_sar_starts_over_where_a_plain_one_does(family: str, reset: str, compiled: bool) -> None:
+    """On these batches R is empty, R' is empty, and SAR starts over: see the tests of the recorder."""
+    options = {"lr": 5e-3, "margin": 0.3, "rho": 0.3, "floor": 0.5, "reset": reset}
+    recorded = Engine(compiled=compiled, graphs=True)
+    ours, theirs = (adapter_of("sar", family, "cuda", engine=engine, **options) for engine in (recorded, "eager"))
+    restarts = 0
+    for x in stream(24, size=3):
+        agree(ours, theirs, [x.double().cuda()])
+        torch.testing.assert_close(ours.average, theirs.average, rtol=RTOL, atol=RTOL)
+        before = theirs.state.source_parameters().values()
+        if all(torch.equal(p, b) for p, b in zip(theirs.adapted, before, strict=True)):
+            restarts += 1
+            assert all(torch.equal(p, b) for p, b in zip(ours.adapted, before, strict=True))
+    assert restarts > 0
+    assert ours.recorder.steps == 1
+    assert not ours.recorder.off
 
 
 @pytest.mark.gpu
@@ -669,7 +692,10 @@ def test_an_episode_of_adam_is_recorded() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("name", "family"), [("eata", "ln"), ("eata", "bn"), ("eata-c", "ln"), ("tent", "gn")])
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [("eata", "ln"), ("eata", "bn"), ("eata-c", "ln"), ("tent", "gn"), ("sar", "bn"), ("sar", "ln")],
+)
 def test_a_recorded_step_that_keeps_nothing_changes_nothing(name: str, family: str) -> None:
     adapter = adapter_of(name, family, "cuda", engine="auto", precision="fp32")
     for x in stream(4):
@@ -693,7 +719,10 @@ def test_a_recorded_step_that_keeps_nothing_changes_nothing(name: str, family: s
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("name", "family"), [("tent", "bn"), ("eata", "bn"), ("eata", "ln"), ("eata-c", "bn")])
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [("tent", "bn"), ("eata", "bn"), ("eata", "ln"), ("eata-c", "bn"), ("sar", "bn"), ("sar", "ln")],
+)
 def test_a_recorded_step_rejects_nan_and_continues_unchanged(name: str, family: str) -> None:
     """Told at once where the host reads a count anyway; else with a later call, which no step waits for."""
     xs = [x.double().cuda() for x in stream(8)]
@@ -728,7 +757,7 @@ def test_a_snapshot_raises_the_deferred_error() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["tent", "eata", "eata-c"])
+@pytest.mark.parametrize("name", ["tent", "eata", "eata-c", "sar"])
 @pytest.mark.parametrize("family", ["bn", "ln"])
 def test_snapshots_and_resets_of_recorded_steps(name: str, family: str) -> None:
     xs = [x.double().cuda() for x in stream(8)]
@@ -749,7 +778,7 @@ def test_snapshots_and_resets_of_recorded_steps(name: str, family: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-@pytest.mark.parametrize("name", ["tent", "eata", "source"])
+@pytest.mark.parametrize("name", ["tent", "eata", "source", "sar"])
 def test_a_masked_step_never_asks_the_device(name: str) -> None:
     adapter = adapter_of(name, "bn", "cuda", engine=Engine(graphs=True))
     xs = [x.double().cuda() for x in stream(8)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,9 +11,11 @@ import pytest
 import torch
 from cases import A_TRAP
 from networks import images, make, stream
+from tape import OnDevice, Tape, Waits
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from acclimate import EATAC, ETA, ETAC, Adapter, Engine, Everything, NonRedundant, Reliable, Tent
+from acclimate import EATAC, ETA, ETAC, SAR, Adapter, Engine, Everything, NonRedundant, Reliable, Tent
 from acclimate.engine.capture import CaptureCache, NotRecordableError
 from acclimate.engine.recorder import CapturedFunction, RecordedStep
 
@@ -80,6 +82,8 @@ def unchanged(before: dict[str, Tensor], after: dict[str, Tensor]) -> bool:
         lambda net: ETA(net, lr=LR, strategy="replay-subset"),
         lambda net: ETAC(net, lr=LR, drop=0.5, **BLOCKS),
         lambda net: ETAC(net, lr=LR, drop=0.5, strategy="replay", select=Reliable(0.7), **BLOCKS),
+        lambda net: SAR(net, lr=LR, strategy="replay"),
+        lambda net: SAR(net, lr=LR, strategy="replay-subset"),
     ],
 )
 def test_the_rest_of_a_step_runs_live_where_samples_are_counted(build: Callable[..., Adapter], family: str) -> None:
@@ -249,6 +253,169 @@ def test_a_function_that_cannot_be_recorded_closes_its_capture() -> None:
     with adapter._aside(8), adapter.learning(), pytest.raises(NotRecordableError, match="counts"):
         CapturedFunction(adapter.recorder, work, [stream()[0]], None)
     assert not capture.open
+
+
+# Replayed ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def counts_on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of samples are tensors, as on a GPU."""
+    monkeypatch.setattr("acclimate.core.prediction._count", lambda samples: samples.sum())
+
+
+def taped(
+    adapter: Adapter, batches: list[Tensor], adapt: Callable[..., Tensor] | None = None
+) -> tuple[Any, list[Tape]]:
+    """A step that records on tapes, after live batches, and the tapes."""
+    for x in batches:
+        adapter(x)
+    tapes: list[Tape] = []
+
+    def capture(_: torch.device) -> Tape:
+        tapes.append(Tape())
+        return tapes[-1]
+
+    adapter.runner.world = OnDevice()
+    adapter.recorder.capture = capture  # type: ignore[assignment,method-assign]
+    adapter.recorder._rejected = torch.zeros(2, dtype=torch.int64)
+    return RecordedStep(adapter.recorder, adapt or type(adapter).adapt.__wrapped__, batches[0]), tapes
+
+
+def same_state(ours: Adapter, theirs: Adapter) -> None:
+    mine, other = state(ours), state(theirs)
+    assert mine.keys() == other.keys()
+    for name in mine:
+        torch.testing.assert_close(mine[name], other[name], rtol=1e-9, atol=1e-9)
+
+
+RESETS = ["empty", "released"]
+RESTLESS = {"lr": 5e-3, "margin": 0.3, "rho": 0.3, "floor": 0.5}
+"""With these, in some batch of three images R is empty, in another R' is, and after many SAR starts over."""
+
+
+@pytest.mark.usefixtures("counts_on_device")
+@pytest.mark.parametrize("family", ["bn", "ln", "gn"])
+@pytest.mark.parametrize("reset", RESETS)
+def test_a_recorded_step_of_sar_is_the_live_one(family: str, reset: str) -> None:
+    """With batch statistics one graph is the whole step; otherwise there is one more per number of kept samples."""
+    first, second, *xs = [x.double() for x in stream(24, size=3)]
+    ours, theirs = (SAR(make(family).double(), reset=reset, **RESTLESS) for _ in range(2))
+    for x in (first, second):
+        theirs(x)
+    step, tapes = taped(ours, [first, second])
+    found = set()
+    for x in xs:
+        torch.testing.assert_close(call(ours, step, x), theirs(x), rtol=1e-9, atol=1e-9)
+        same_state(ours, theirs)
+        kept, both = int(theirs.last.kept.sum()), int(theirs.last.backwards)
+        found |= {"R is empty"} if not kept else {"R' is empty"} if both == kept else set()
+        collapsed = at_source(theirs)
+        assert at_source(ours) == collapsed, "bit for bit"
+        found.add("starts over" if collapsed else "goes on")
+    assert found >= {"R is empty", "R' is empty", "starts over"}
+    assert ("goes on" in found) == (reset == "empty"), "the other starts over again and again"
+    assert step.first.counts == (family != "bn")
+    assert len(tapes) == 1 + len(step.seconds)
+    assert tapes[0].replays == len(xs)
+
+
+def at_source(adapter: Adapter) -> bool:
+    before = adapter.state.before
+    return all(torch.equal(p, before[name]) for name, p in adapter.state.parameters.items())
+
+
+@pytest.mark.usefixtures("counts_on_device")
+@pytest.mark.parametrize("strategy", ["masked", "replay"])
+@pytest.mark.parametrize("family", ["bn", "ln"])
+def test_a_live_step_of_sar_is_the_same_where_flags_stay_on_the_device(family: str, strategy: str) -> None:
+    """As in eager mode on a GPU: where R is empty, what the step computes does not count."""
+    ours, theirs = (SAR(make(family).double(), strategy=strategy, **RESTLESS) for _ in range(2))
+    ours.runner.world, ours.execution = OnDevice(), Waits()
+    for x in stream(24, size=3):
+        torch.testing.assert_close(ours(x.double()), theirs(x.double()), rtol=1e-9, atol=1e-9)
+        same_state(ours, theirs)
+        assert ours.last.terms.keys() == theirs.last.terms.keys()
+
+
+@pytest.mark.usefixtures("counts_on_device")
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("family", ["bn", "ln"])
+def test_a_recorded_step_of_sar_on_a_bad_batch_changes_nothing(family: str, reset: str) -> None:
+    """Not even where the network has collapsed and would start over."""
+    xs = stream(8)
+    adapter = SAR(make(family), lr=LR, reset=reset)
+    step, _ = taped(adapter, xs[:2])
+    for x in xs[2:6]:
+        call(adapter, step, x)
+    adapter.average.fill_(0.1)  # in place, where the graph reads it
+    before, bad = state(adapter), xs[6].clone()
+    bad[1, 0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match="NaN") if family == "ln" else nullcontext():
+        call(adapter, step, bad)
+    assert unchanged(before, state(adapter))
+    assert not at_source(adapter)
+    assert adapter.recorder._rejected.tolist() == [int(family == "bn"), 0]
+    call(adapter, step, xs[7])
+    assert at_source(adapter)
+
+
+@pytest.mark.usefixtures("counts_on_device")
+def test_a_start_over_that_restores_a_learning_rate_is_not_recorded() -> None:
+    """The host must know whether it did. A step that starts over without the optimizer is recorded."""
+    xs = stream(3)
+    for reset in RESETS:
+        adapter = SAR(make("bn"), lr=LR, reset=reset)
+        step, _ = taped(adapter, xs[:2])
+        adapter.optimizer.param_groups[0]["lr"] = LR / 2
+        before = state(adapter)
+        with pytest.raises(NotRecordableError, match="learning rate") if reset == "empty" else nullcontext():
+            call(adapter, step, xs[2])
+        assert unchanged(before, state(adapter)) == (reset == "empty")
+
+
+@pytest.mark.usefixtures("counts_on_device")
+def test_samples_that_run_again_unannounced_are_not_recorded() -> None:
+    """The host would learn their number when the parameters are no longer those of the batch."""
+
+    def adapt(self: Any, x: Tensor) -> Tensor:
+        batch = self.predict(x)
+        kept = batch.kept(self.reliable(batch.logits) > 0)
+        with torch.no_grad():
+            self.adapted[0].mul_(2)
+        batch.again(kept, where=self.reliable)
+        return batch.logits
+
+    adapter = SAR(make("ln"), lr=LR)
+    step, _ = taped(adapter, stream(2), adapt)
+    before = state(adapter)
+    with pytest.raises(NotRecordableError, match="nonzero"):
+        call(adapter, step, stream(3)[2])
+    assert unchanged(before, state(adapter))
+
+
+class Checkpointed(nn.Module):
+    """It runs its forward again in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make("bn").double().train()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.net, x, use_reentrant=False, preserve_rng_state=False)
+
+
+@pytest.mark.usefixtures("counts_on_device")
+def test_a_recorded_backward_runs_in_the_contexts_of_a_forward_that_another_capture_has() -> None:
+    xs = [x.double() for x in stream(8, size=4)]
+    ours, theirs = (SAR(Checkpointed(), lr=LR, margin=0.5, statistics="source") for _ in range(2))
+    for x in xs[:2]:
+        theirs(x)
+    step, _ = taped(ours, xs[:2])
+    for x in xs[2:]:
+        torch.testing.assert_close(call(ours, step, x), theirs(x), rtol=1e-9, atol=1e-9)
+        same_state(ours, theirs)
+    assert step.seconds
 
 
 # The cache ------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing_extensions import Unpack
 
 from ..core.adapter import Adapter
 from ..core.options import Defaults, Options, Presets
+from ..engine import recordable
 from ..functional import entropy
 from ..parts.selection import Reliable
 from ..parts.sharpness import ascended
@@ -71,21 +72,22 @@ class SAR(Adapter):
             raise ValueError(f'SAR: reset={reset!r}; expected "empty" or "released"')
         self.margin, self.rho, self.floor, self.reset_ = margin, rho, floor, reset
         self.reliable = Reliable(margin, weighted=False)
-        self.register_buffer("average", torch.tensor(-1.0, device=self.device))
+        self.register_buffer("average", self.adapted[0].new_tensor(-1.0))
 
+    @recordable
     def adapt(self, x: Tensor) -> Tensor:
         """Predict, then step by the gradient at the sharpest point nearby."""
         batch = self.predict(x)
-        kept = batch.kept(self.reliable(batch.logits) > 0)  # R
-        if kept.any:
+        kept = batch.kept(self.reliable(batch.logits) > 0, again=True)  # R
+        if kept.any is not False:  # on a GPU, only the device knows
             g = self.gradients(kept.mean(entropy(kept.logits)))
             sound = self.sound(g)
             with ascended(self.adapted, g, self.rho):  # θ' = θ + ρ·g/‖g‖
-                kept = batch.again(kept, where=self.reliable)  # R'
-                loss = kept.mean(entropy(kept.logits))
+                still = batch.again(kept, where=self.reliable)  # R'
+                loss = still.mean(entropy(still.logits))
                 g = self.gradients(loss)
-            self.update(gradients=g, sound=sound, entropy=loss)
-            self._follow(loss.detach(), kept.any)
+            self.update(when=kept.any, gradients=g, sound=sound, entropy=loss)
+            self._follow(loss.detach(), still.any)
         self._recover()
         return batch.logits
 
@@ -95,8 +97,9 @@ class SAR(Adapter):
         self.average = torch.where(torch.as_tensor(learned, device=e.device) & e.isfinite(), e, self.average)
 
     def _recover(self) -> None:
-        if bool((self.average >= 0) & (self.average < self.floor)):
-            if self.reset_ == "released":
-                self.state.start_over(optimizer=False)
-            else:
-                self.state.start_over("average")
+        """Start over where e < floor."""
+        collapsed = (self.average >= 0) & (self.average < self.floor)
+        if self.reset_ == "released":
+            self.state.start_over(optimizer=False, when=collapsed)
+        else:
+            self.state.start_over("average", when=collapsed)
