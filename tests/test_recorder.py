@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -615,3 +615,45 @@ def test_a_bad_batch_changes_nothing_where_learning_is_aside(monkeypatch: pytest
 def test_overlap_is_for_recorded_steps(options: dict[str, bool]) -> None:
     with pytest.raises(ValueError, match="graphs=True"):
         Engine(**options)
+
+
+OVERLAPPING = {
+    "tent": Tent,
+    "eta": ETA,
+    "eta-c": partial(ETAC, drop=0.5, **BLOCKS),
+    "sar": partial(SAR, **{name: value for name, value in RESTLESS.items() if name != "lr"}),
+}
+
+
+@pytest.mark.usefixtures("counts_on_device")
+@pytest.mark.parametrize("family", ["bn", "ln"])
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_a_step_that_learns_aside_is_the_live_one(name: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a batch with NaN, which changes nothing; the answer is enqueued before learning."""
+    first, second, *xs = [x.double() for x in stream(12, size=6)]
+    ours, theirs = (OVERLAPPING[name](make(family).double(), lr=5e-3) for _ in range(2))
+    for x in (first, second):
+        theirs(x)
+    step, tapes = taped(ours, [first, second])
+    ours.runner.engine = Engine(graphs=True, overlap=True)
+    learned_aside: list[int] = []
+
+    @contextmanager
+    def aside() -> Iterator[None]:
+        learned_aside.append(sum(tape.replays for tape in tapes))
+        yield
+
+    monkeypatch.setattr(ours.recorder, "learn_aside", aside)
+    for number, x in enumerate(xs):
+        if number == 6:
+            before = state(ours)
+            with suppress(ValueError):  # where the host counts, it is told at once
+                call(ours, step, torch.full_like(x, torch.nan))
+            assert unchanged(before, state(ours))
+        torch.testing.assert_close(call(ours, step, x), theirs(x), rtol=1e-9, atol=1e-9)
+        same_state(ours, theirs)
+    assert step.first.ended_early != step.first.counts
+    assert len(learned_aside) >= 2
+    if step.first.ended_early:
+        assert len(tapes) == 2, "predict, and learn"
+        assert ours.recorder._rejected.tolist() == [1, 0]
