@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from acclimate import Engine
 from acclimate.bench.provenance import origin
 from acclimate.cli.terminal import repeatable
 from acclimate.files import json_lines, rounded, write_text
 
-__all__ = ["RESULTS", "command", "path", "read", "write"]
+__all__ = ["ENGINES", "RESULTS", "command", "name_of", "path", "read", "write"]
 
 RESULTS = Path(__file__).parent / "results"
+
+ENGINES: dict[str, Engine | Literal["recorded", "auto"]] = {
+    "eager": Engine(),
+    "bf16": Engine("bf16"),
+    "recorded": "recorded",
+    "auto": "auto",
+}
+"""Engines by their name in options and result files: plain PyTorch in single precision and in bfloat16, and ours."""
 
 
 def command(about: str | None) -> argparse.ArgumentParser:
@@ -27,13 +37,23 @@ def command(about: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the result file")
+    parser.add_argument("--part", default="", help="added to the name of the result file, to keep the usual one")
     return parser
 
 
 def path(name: str, arguments: argparse.Namespace) -> Path:
     """Return the path of the result file."""
     machine = torch.cuda.get_device_name().split()[-1].lower() if arguments.device == "cuda" else "cpu"
-    return Path(arguments.out) / f"{name}_{machine}.json"
+    return Path(arguments.out) / f"{'_'.join(filter(None, (name, arguments.part)))}_{machine}.json"
+
+
+def name_of(model: str) -> str:
+    """Return the name of a network without its file, as it stands in names of files.
+
+    >>> name_of("keras-resnet50=resnet50.safetensors"), name_of("timm:resnet50")
+    ('keras-resnet50', 'timm-resnet50')
+    """
+    return re.sub(r"[^\w.-]+", "-", model.partition("=")[0])
 
 
 def read(name: str, machine: str) -> dict[str, Any]:

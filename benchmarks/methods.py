@@ -2,8 +2,8 @@
 
 Every method of the paper's Table 7 with its preset on random networks (ResNet-50 and ViT-Base on a GPU, small ones
 elsewhere), batches of 64, in eager PyTorch and in the engine: milliseconds per batch, seconds for 50,000 images, and
-peak memory of a step. Selecting methods keep a fixed share of the samples. MEMO runs on four images, one at a time, and
-is scaled up.
+peak memory of a step. `--engines eager bf16 auto` adds eager PyTorch in bfloat16. Selecting methods keep a fixed share
+of the samples. MEMO runs on four images, one at a time, and is scaled up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from acclimate import METHODS, SAR, Adapter
 from acclimate.bench.tables import Table
 from acclimate.paper.published import paper_table_of
 
-from .command import command, write
+from .command import ENGINES, command, write
 from .steps import Share, networks
 
 IMAGES = 50_000
@@ -30,9 +30,9 @@ KEPT = 0.6
 
 
 def make(method: str, network: str, x: Tensor, engine: str) -> Adapter:
-    """Return the method with its preset for the network."""
+    """Return the method with its preset for the network, on one of `ENGINES`."""
     torch.manual_seed(0)
-    arguments: dict[str, Any] = {"engine": engine}
+    arguments: dict[str, Any] = {"engine": ENGINES[engine]}
     if method in SELECTING:
         arguments["select"] = Share(KEPT).to(x.device)
     if method in ("eata", "eata-c"):
@@ -102,12 +102,15 @@ def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--engines", nargs="*", default=["eager", "auto"])
+    parser.add_argument("--only", nargs="*", default=[""], help="networks, by a part of their name")
+    parser.add_argument("--engines", nargs="*", choices=ENGINES, default=["eager", "auto"])
     parser.add_argument("--methods", nargs="*", default=[n for n, m in METHODS.items() if m.task != "segmentation"])
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", UserWarning)  # about unsupported networks and unrecorded steps
     rows = []
     for network, (_, shape) in networks(arguments.device).items():
+        if not any(part.lower() in network.lower() for part in arguments.only):
+            continue
         x = torch.rand(arguments.batch, *shape, device=arguments.device)
         for engine in arguments.engines:
             for method in arguments.methods:
