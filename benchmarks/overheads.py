@@ -1,30 +1,39 @@
 """Costs around a step: `python -m benchmarks.overheads [--device cuda] [--out FOLDER]`
 
-Import of the package and of torch; the first call of a compiled adapter with an empty and with a filled cache, in
-separate processes; a snapshot, a restore and a save beside a step. Medians, with the first and third quartile. Writes
-`overheads_DEVICE.json`.
+Import of the package and of torch; a snapshot, a restore and a save beside a step. Medians, with the first and third
+quartile. And the first batch of EATA and EATA-C with `engine="auto"`, each time in a new process: with an empty cache;
+with the cache that this has filled; with an empty cache and a file as `acclimate warm-up` writes it; and answered
+eagerly while a thread compiles. Writes `overheads_DEVICE.json`.
 """
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from acclimate import EATA, Engine
+from acclimate import EATA, EATAC, Adapter, Engine
 from acclimate.bench.own_networks import SmallResNet, SmallViT
-from acclimate.bench.tables import Table
+from acclimate.bench.tables import Table, as_markdown
+from acclimate.engine import choose
 
 from .command import command, write
+from .steps import Share
+
+PARTS = ("imports", "state", "first-batch")
+LEARNERS: dict[str, type[Adapter]] = {"EATA": EATA, "EATA-C": EATAC}
+KEPT = 0.6
 
 
 def network(name: str) -> tuple[nn.Module, tuple[int, ...]]:
@@ -61,35 +70,49 @@ def imports(repeats: int) -> dict[str, dict[str, float]]:
     return {name: dict(zip(("low", "milliseconds", "high"), q, strict=True)) for name, q in quartiles.items()}
 
 
-def first_call(name: str, device: str) -> float:
-    """Return the seconds from a network to its first adapted batch."""
+def first_batch(
+    name: str, method: str, device: str, use: str = "", save: str = "", *, background: bool = False
+) -> float:
+    """Return the seconds from a network to its first adapted batch; `use` and `save` are files of compiled code."""
     torch.manual_seed(0)
     model, shape = network(name)
-    x = torch.rand(64, *shape, device=device)
-    adapter = EATA(model.to(device).eval(), beta=0, engine="auto")
+    x, model = torch.rand(64, *shape, device=device), model.to(device).eval()
+    engine = replace(choose("auto", None, model, torch.device(device)), background=background)
+    adapter = LEARNERS[method](model, beta=0, select=Share(KEPT).to(device), engine=engine)
     start = time.perf_counter()
+    if use and not adapter.load_compiled(use):
+        raise RuntimeError(f"{use} does not fit")
     adapter(x)
     if device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    seconds = time.perf_counter() - start
+    if save:
+        adapter.save_compiled(save)
+    return seconds
 
 
-def start_up(name: str, device: str) -> dict[str, float]:
-    """Return the seconds with an empty cache, then with the cache that the first process filled."""
-    with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
-        program = f"from benchmarks.overheads import first_call; print(first_call({name!r}, {device!r}))"
-        seconds = []
-        for _ in range(2):
-            done = subprocess.run(  # noqa: S603
-                [sys.executable, "-W", "ignore", "-c", program],
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-            seconds.append(float(done.stdout.split()[-1]))
-    return {"cold_seconds": seconds[0], "cached_seconds": seconds[1]}
+def in_a_process(cache: Path, *arguments: object, **options: object) -> float:
+    """Return the seconds of a `first_batch` in a fresh process with this folder for compiled code."""
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
+    call = f"first_batch(*{arguments!r}, **{options!r})"
+    program = f"import os; from benchmarks.overheads import first_batch; print({call}, flush=True); os._exit(0)"
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-W", "ignore", "-c", program], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )  # os._exit: a thread may still be compiling
+    return float(done.stdout.split()[-1])
+
+
+def first_batches(name: str, method: str, device: str) -> dict[str, float]:
+    """Return the seconds of the first batch, by what is there before."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        first, second, third, file = (Path(folder) / part for part in ("first", "second", "third", "compiled.bin"))
+        what = name, method, device
+        return {
+            "empty cache": in_a_process(first, *what, save=str(file)),
+            "filled cache": in_a_process(first, *what),
+            "file": in_a_process(second, *what, use=str(file)),
+            "background": in_a_process(third, *what, background=True),
+        }
 
 
 def state(name: str, device: str, repeats: int) -> dict[str, dict[str, float]]:
@@ -110,36 +133,60 @@ def state(name: str, device: str, repeats: int) -> dict[str, dict[str, float]]:
         }
 
 
-def table(content: dict[str, Any]) -> Table:
-    """Return one column per network."""
-    state, starts = content["state"], content["start_up"].values()
-    imports = {name: times["milliseconds"] / 1e3 for name, times in content["imports"].items()}
-    rows = {
-        "first call, empty cache": [f"{s['cold_seconds']:.0f} s" for s in starts],
-        "first call, filled cache": [f"{s['cached_seconds']:.0f} s" for s in starts],
-        **{
-            what: [f"{times[what]['milliseconds']:.1f} ms" for times in state.values()]
-            for what in ("step", "snapshot", "restore", "save")
-        },
-        **{f"import {name}": [f"{seconds:.1f} s"] * len(state) for name, seconds in imports.items()},
-    }
-    return ["", *state], [[name, *cells] for name, cells in rows.items()]
+FIRST = {
+    "empty cache": "first batch, empty cache",
+    "filled cache": "first batch, filled cache",
+    "file": "first batch, file of `acclimate warm-up`",
+    "background": "first batch, compiled in the background",
+}
+
+
+def table(*contents: dict[str, Any]) -> Table:
+    """Return one column per network, from one or more result files. Earlier ones have first batches of EATA only."""
+    rows: dict[str, dict[str, str]] = {}
+
+    def parts(kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        for content in contents:
+            yield from content.get(kind, {}).items()
+
+    for name, by_method in parts("first_batch"):
+        for method, found in by_method.items():
+            for what, seconds in found.items():
+                rows.setdefault(f"{method}: {FIRST[what]}", {})[name] = f"{seconds:.1f} s"
+    for name, times in () if rows else parts("start_up"):
+        for what, key in (("empty", "cold_seconds"), ("filled", "cached_seconds")):
+            rows.setdefault(f"first call, {what} cache", {})[name] = f"{times[key]:.0f} s"
+    for name, state in parts("state"):
+        for what, times in state.items():
+            rows.setdefault(what, {})[name] = f"{times['milliseconds']:.1f} ms"
+        for what, times in parts("imports"):
+            rows.setdefault(f"import {what}", {})[name] = f"{times['milliseconds'] / 1e3:.1f} s"
+    names = dict.fromkeys(name for cells in rows.values() for name in cells)
+    return ["", *names], [[what, *(cells.get(name, "") for name in names)] for what, cells in rows.items()]
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write after each part."""
     parser = command(__doc__)
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="what to measure")
+    parser.add_argument("--only", nargs="*", default=[""], help="networks, by a part of their name")
+    parser.add_argument("--methods", nargs="*", choices=LEARNERS, default=[*LEARNERS], help="of the first batch")
     arguments = parser.parse_args()
     device = arguments.device
-    names = ("ResNet-50", "ViT-Base") if device == "cuda" else ("small ResNet", "small ViT")
-    result = {
-        "cores": os.cpu_count(),
-        "imports": imports(5),
-        "state": {name: state(name, device, arguments.repeats) for name in names},
-        "start_up": {name: start_up(name, device) for name in names},
-    }
-    print(json.dumps(result, indent=1))
+    every = ("ResNet-50", "ViT-Base") if device == "cuda" else ("small ResNet", "small ViT")
+    names = [name for name in every if any(part.lower() in name.lower() for part in arguments.only)]
+    result: dict[str, Any] = {"cores": os.cpu_count()}
+    if "imports" in arguments.parts:
+        result["imports"] = imports(5)
+    if "state" in arguments.parts:
+        result["state"] = {name: state(name, device, arguments.repeats) for name in names}
+    for name, method in itertools.product(names, arguments.methods) if "first-batch" in arguments.parts else ():
+        found = first_batches(name, method, device)
+        result.setdefault("first_batch", {}).setdefault(name, {})[method] = found
+        print(name, method, found, flush=True)
+        write("overheads", arguments, result, depth=3)
+    print(as_markdown(*table(result)))
     write("overheads", arguments, result, depth=3)
 
 
