@@ -107,7 +107,8 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", default=[n for n, m in METHODS.items() if m.task != "segmentation"])
     arguments = parser.parse_args()
     warnings.simplefilter("ignore", UserWarning)  # about unsupported networks and unrecorded steps
-    rows = []
+    rows: list[dict[str, Any]] = []
+    result = {"batch": arguments.batch, "kept": KEPT, "seed": 0, "rows": rows}
     for network, (_, shape) in networks(arguments.device).items():
         if not any(part.lower() in network.lower() for part in arguments.only):
             continue
@@ -120,7 +121,7 @@ def main() -> None:
                 print(
                     *(f"{value:.1f}" if isinstance(value, float) else value for value in rows[-1].values()), flush=True
                 )
-    write("methods", arguments, {"batch": arguments.batch, "kept": KEPT, "seed": 0, "rows": rows})
+                write("methods", arguments, result)
 
 
 if __name__ == "__main__":

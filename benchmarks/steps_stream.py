@@ -238,8 +238,11 @@ own_process = partial(ProcessPoolExecutor, 1, multiprocessing.get_context("spawn
 
 def measure(
     setting: Setting, chosen: Sequence[Way], chunks: int, pool: Callable[[], Executor] = own_process, *, together: bool
-) -> list[Row]:
-    """Run all ways on the stream, a chunk in turn; they warm up one by one, or `together`. Leave out what fails."""
+) -> Iterator[list[Row]]:
+    """Run all ways on the stream, a chunk in turn, and yield the rows after each chunk. Leave out what fails.
+
+    They warm up one by one, or `together`.
+    """
     with ExitStack() as stack:
         pools = {way: stack.enter_context(pool()) for way in chosen}
         for ready in [own.submit(os.getpid) for own in pools.values()]:
@@ -257,7 +260,7 @@ def measure(
                     del rows[way]
                 else:
                     rows[way] = row
-        return [*rows.values()]
+            yield [*rows.values()]
 
 
 def _result(way: Way, future: Future[Row]) -> Row | None:
@@ -357,7 +360,8 @@ def main() -> None:
     device = arguments.device
     engines = arguments.engines or (["eager", "bf16", "auto"] if device == "cuda" else ["eager", "auto"])
     part = "" if arguments.data == "digits" else f"_{name_of(arguments.model[0])}"
-    rows: list[Row] = []
+    rows: list[dict[str, Any]] = []
+    result: dict[str, Any] = {"threads": torch.get_num_threads(), "seed": SEED}
     for model in arguments.model:
         loaded = load_network(model)
         suite = open_suite(arguments.data, loaded.preprocess)
@@ -369,9 +373,10 @@ def main() -> None:
                 setting = Setting(model, arguments.preset, severity, size, *place)
                 prepare(setting, suite, arguments.chunks, arguments.batches)
                 every = [*ways(arguments.methods, chosen, batch_norm=loaded.has_batch_norm)]
-                rows += measure(setting, every, arguments.chunks, together=arguments.together)
-            result = {"threads": torch.get_num_threads(), "seed": SEED, "rows": [asdict(row) for row in rows]}
-            write("steps_stream", arguments, result, depth=2, part=part)
+                for found in measure(setting, every, arguments.chunks, together=arguments.together):
+                    result["rows"] = rows + [asdict(row) for row in found]
+                    write("steps_stream", arguments, result, depth=2, part=part)
+            rows = result["rows"]
             print(text(costs(result)), flush=True)
 
 

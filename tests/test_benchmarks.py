@@ -135,7 +135,8 @@ def test_rows_run_on_the_same_stream_and_a_failure_leaves_the_others(
     setting = Setting("digits-resnet", None, 5, 16, None, "cpu", tmp_path)
     steps_stream.prepare(setting, open_suite("digits"), chunks=2, batches=2)
     chosen = [*steps_stream.ways(["eata"], ["eager"], batch_norm=True), Way("memo", "eager", "sparse")]
-    rows = steps_stream.measure(setting, chosen, 2, here, together=True)
+    first, rows = steps_stream.measure(setting, chosen, 2, here, together=True)
+    assert len(first) == len(rows) == 3
     assert [(r.method, r.strategy) for r in rows][1:] == [("EATA", "masked"), ("EATA", "replay-subset")]
     assert rows[0].kept is None
     assert all(len(r.milliseconds) == 2 for r in rows)
@@ -155,7 +156,7 @@ def test_rows_run_on_the_same_stream_and_a_failure_leaves_the_others(
 def test_a_row_has_a_process_of_its_own(tmp_path: Path) -> None:
     setting = Setting("digits-resnet", None, 5, 8, None, "cpu", tmp_path)
     steps_stream.prepare(setting, open_suite("digits"), chunks=1, batches=3)
-    (found,) = steps_stream.measure(setting, [Way("tent", "eager")], 1, together=False)
+    ((found,),) = steps_stream.measure(setting, [Way("tent", "eager")], 1, together=False)
     assert (found.network, found.method, len(found.milliseconds)) == ("digits-resnet", "Tent", 1)
     assert found.accuracy > 20
     assert steps_stream._entries == {}
