@@ -16,7 +16,7 @@ from torch import Tensor
 
 from acclimate import EATA, Engine
 from acclimate.data import open_suite
-from benchmarks import counts, methods, overheads, segmentation, steps_stream, strategies
+from benchmarks import answers, counts, methods, overheads, segmentation, steps_stream, strategies
 from benchmarks.command import ENGINES, command, name_of, path, read
 from benchmarks.steps_stream import Entry, Row, Setting, Way
 
@@ -331,3 +331,60 @@ def test_images_before_a_recording_are_not_timed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(segmentation.time, "perf_counter", clock.__next__)
     assert segmentation.measure("tent", "tiny", (32, 64), "cpu", 2)["milliseconds"] == 11_000
     assert segmentation.WARM["auto"] > 3
+
+
+# Time to the answer
+
+
+class Slow:
+    """Answers after a second of a clock that only it moves, and learns for three more."""
+
+    def __init__(self) -> None:
+        self.now, self.learning, self.waited = 0.0, 0.0, list[float]()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.now = max(self.now, self.learning) + 1
+        self.learning = self.now + 3
+        return x
+
+    def settle(self) -> None:
+        self.now = max(self.now, self.learning)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += max(seconds, 1e-3)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
+    found = Slow()
+    monkeypatch.setattr(answers, "time", SimpleNamespace(perf_counter=lambda: found.now, sleep=found.sleep))
+    return found
+
+
+def test_an_answer_does_not_count_learning(slow: Slow) -> None:
+    times: Any = answers.alone({"slow": slow}, torch.zeros(1), repeats=3)  # type: ignore[dict-item]
+    assert times == {"slow": {"answer": 1000.0, "step": 4000.0}}
+
+
+@pytest.mark.parametrize(("every", "waits"), [(5000.0, 1000.0), (4000.0, 1000.0)])
+def test_learning_delays_no_answer_that_comes_late_enough(slow: Slow, every: float, waits: float) -> None:
+    found = answers.stream(slow, torch.zeros(1), every=every, count=20)  # type: ignore[arg-type]
+    assert found["median"] == pytest.approx(waits, abs=10)
+
+
+def test_an_answer_waits_for_the_learning_before(slow: Slow) -> None:
+    found = answers.stream(slow, torch.zeros(1), every=2000.0, count=20)  # type: ignore[arg-type]
+    assert found["largest"] == pytest.approx(19 * 2000 + 1000, rel=0.01)
+
+
+def test_answers_are_measured_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["answers", "--device", "cpu", "--repeats", "4", "--batches", "2", "--out", str(tmp_path)]
+    )
+    answers.main()
+    rows = json.loads((tmp_path / "answers_cpu.json").read_text())["rows"]
+    assert [row["method"] for row in rows] == ["inference", "EATA", "EATA-C"] * 2
+    assert all(
+        row["ratio"] == pytest.approx(row["answer"] / rows[place // 3 * 3]["answer"], rel=1e-6)
+        for place, row in enumerate(rows)
+    )
