@@ -657,3 +657,30 @@ def test_a_step_that_learns_aside_is_the_live_one(name: str, family: str, monkey
     if step.first.ended_early:
         assert len(tapes) == 2, "predict, and learn"
         assert ours.recorder._rejected.tolist() == [1, 0]
+
+
+@pytest.mark.usefixtures("counts_on_device")
+@pytest.mark.parametrize("family", ["bn", "ln"])
+@pytest.mark.parametrize("method", [partial(ETAC, drop=0.5, **BLOCKS), partial(ETA, strategy="replay-subset")])
+def test_a_prepared_step_records_no_more(method: Callable[..., Adapter], family: str) -> None:
+    """Whatever number of samples is kept later, the step is the live one."""
+    first, second, *xs = [x.double() for x in stream(14, size=6)]
+    options = {"lr": 5e-3, "select": Reliable({"bn": 0.4, "ln": 0.1}[family])}
+    ours, theirs = (method(make(family).double(), **options) for _ in range(2))
+    for x in (first, second):
+        theirs(x)
+    step, tapes = taped(ours, [first, second])
+    ours.runner.engine = Engine(graphs=True)
+    before = ours.state.copy()
+    call(ours, step, xs[0])
+    with ours._aside(6), ours.learning():
+        step.prepare()
+    ours.state.restore(before)
+    assert step.seconds.keys() == {2, 3, 4, 5, 6}
+    recorded, numbers = len(tapes), set()
+    for x in xs:
+        torch.testing.assert_close(call(ours, step, x), theirs(x), rtol=1e-9, atol=1e-9)
+        same_state(ours, theirs)
+        numbers.add(int(theirs.last.kept.sum()))
+    assert len(tapes) == recorded
+    assert len(numbers) > 1

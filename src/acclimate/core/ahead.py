@@ -44,6 +44,7 @@ def warm_up(adapter: Any, batch: Tensor | Sequence[int]) -> None:
                 adapter.adapt(x.detach())
             for _ in range(LIVE_CALLS + 1 if adapter.engine.graphs else 0):
                 adapter.adapt(x.detach())
+            adapter.recorder.prepare()
     finally:
         adapter.settle(discard=True)
         with torch.no_grad():

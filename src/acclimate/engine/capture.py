@@ -156,9 +156,13 @@ class CaptureCache:
         self._entries[key] = entry
         return entry
 
+    def entries(self, kind: Hashable) -> list[Any]:
+        """Return the entries of a kind."""
+        return [entry for key, entry in self._entries.items() if key[0] == kind]
+
     def count(self, kind: Hashable) -> int:
         """Return the number of entries of a kind."""
-        return sum(key[0] == kind for key in self._entries)
+        return len(self.entries(kind))
 
     def drop(self, key: tuple[Hashable, ...]) -> None:
         """Drop an entry."""

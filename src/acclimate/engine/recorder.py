@@ -132,6 +132,15 @@ class Recorder:
             self._report = torch.zeros(2, dtype=torch.int64, pin_memory=True)
         return RecordedStep(self, adapt, x)
 
+    def prepare(self) -> None:
+        """Record what is left of the recorded steps: each number of rows that may come."""
+        try:
+            for step in self.cache.entries("step"):
+                with torch.cuda.device(step.x.device) if step.x.is_cuda else nullcontext():
+                    step.prepare()
+        except NotRecordableError as error:
+            self._give_up("step", f"steps are not recorded as CUDA graphs: {error}")
+
     def learn_aside(self) -> AbstractContextManager[object]:
         """Return a context for learning on a stream of its own, behind all that is enqueued so far."""
         self._learns_on = stream = self.cache.stream(self.host.device)
@@ -286,6 +295,17 @@ class RecordedStep:
         overlaps = self.recorder.host.runner.engine.overlap
         answer: Tensor | None = self.first.predicted.logits.clone() if overlaps else None
         count, rows = self.first.read() if self.first.counts else (None, None)
+        return self._learn(count, rows, answer)
+
+    def prepare(self) -> None:
+        """Record the rest of the step for every number of rows, as if so many samples were kept."""
+        if self.first.counts and not self.first.exact:
+            for rows in self.first.numbers_of_rows():
+                while rows not in self.seconds and not self.unfit:
+                    self._learn(rows, rows, None)
+
+    def _learn(self, count: int | None, rows: int | None, answer: Tensor | None) -> Tensor:
+        """Replay the rest of the step for a number of rows, after recording it if needed, or run it live first."""
         if rows not in self.seconds:
             second = StepExecution(self.recorder.host, self.recorder.reject, self.x, self.first, rows, count)
             if rows not in self.warm:

@@ -202,10 +202,15 @@ class StepExecution(FunctionExecution):
         *sound, count = self.report.tolist()
         if not all(sound):
             refuse_non_finite(self.x, self.predicted.logits)
-        if self.exact:
-            return count, max(count, 1)
+        return count, max(count, 1) if self.exact else self._rows_for(count)
+
+    def numbers_of_rows(self) -> list[int]:
+        """Return all numbers of rows that second captures may be for."""
+        return sorted({self._rows_for(count) for count in range(len(self.x) + 1)})
+
+    def _rows_for(self, count: int) -> int:
         step = max(1, len(self.x) // _BUCKETS)
-        return count, min(len(self.x), max(2, -(-count // step) * step))  # compiled passes are for more than one row
+        return min(len(self.x), max(2, -(-count // step) * step))  # compiled passes are for more than one row
 
     # What the step asks -----------------------------------------------------------------------------------------------
 
