@@ -301,6 +301,8 @@ TABLES: dict[str, Callable[[], Table | str]] = {
     "imports-cpu": partial(measured, imports.table, "imports", "cpu"),
     "bad-luck": partial(measured, bad_luck.table, "bad_luck", "cpu"),
     "guard-cpu": partial(measured, guard.table, "guard", "cpu"),
+    "guard-cifar10-cpu": partial(measured, guard.table, "guard_cifar10", "cpu"),
+    "guard-costs-cpu": partial(measured, guard.costs_table, "guard_costs", "cpu"),
     "guard-collapse": partial(measured, guard_collapse.table, "guard_collapse", "cpu"),
     "serving-cpu": partial(measured, serving.table, "serving", "cpu"),
     "serving-attacks": partial(measured, serving.attacks_table, "serving", "cpu"),
