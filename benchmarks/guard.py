@@ -5,8 +5,8 @@ with `--cifar10`, on CIFAR-10, and what is lost on clean images afterwards. A ro
 guard is better than the source network on the corruption in which it came; one for `evidence`, if the method without a
 guard loses no more than a tenth of the clean images. Writes `guard_cpu.json` or `guard_cifar10_cpu.json`.
 
-With `--costs`, instead, what a guard costs per step, on a machine with nothing else to do: medians of steps on clean
-images without a guard, with one that never checks, and with one that always does; with a check in 64 steps the cost
+With `--costs`, instead, what a guard costs per step, on a machine with nothing else to do: medians of steps on
+JPEGs without a guard, with one that never checks, and with one that always does; with a check in 128 steps the cost
 follows. Writes `guard_costs_cpu.json`, or `guard_costs_cifar10_cpu.json`.
 """
 
@@ -40,7 +40,7 @@ from acclimate.online.policy import LASTING
 
 from .command import command, write
 
-EVERY = 64
+EVERY = 128
 METHODS = ("eata", "eata-c")
 
 
@@ -110,9 +110,10 @@ def steps(data: str, model: str, method: str, count: int = 99) -> dict[str, Any]
     They take turns, each as often first.
     """
     suite = open_suite(data, load_network(model, "cpu").preprocess)
+    parts = (suite.clean(), 512), (suite.part("jpeg_compression", 3), 64)  # the guard knows clean images, and rests
     (images, _), (x, _) = (
-        next(iter(sample_domain("clean", suite.clean(), batch_size=size, seed=seed).on("cpu")))
-        for seed, size in ((0, 512), (1, 64))
+        next(iter(sample_domain("images", part, batch_size=size, seed=seed).on("cpu")))
+        for seed, (part, size) in enumerate(parts)
     )
     make = {"eata": EATA, "eata-c": EATAC}[method]
 

@@ -69,9 +69,9 @@ class Guard(nn.Module):
             always answers them, and nothing is learned. 0 turns this off.
         tolerated: the share of held-out images on which adapted and source network may disagree, in addition to those
             on which they do before anything is learned.
-        risk: the probability of a false alarm of the probe test, until the first alarm.
+        risk: the probability that the first player of the probe test ever rings falsely; `ProbeTest` has a second one.
         ring: how many healthy snapshots are kept.
-        pause: for how many batches learning pauses after the first rollback.
+        pause: for how many batches of 48 images learning pauses after the first rollback.
         seed: the seed of what the guard draws at random.
     """
 
@@ -85,7 +85,7 @@ class Guard(nn.Module):
         *,
         probe: Images | None = None,
         policies: Sequence[Policy] = POLICIES,
-        every: int = 64,
+        every: int = 128,
         familiar: float = 4.0,
         tolerated: float = 0.1,
         risk: float = 0.01,
