@@ -580,6 +580,9 @@ class Guard(nn.Module):
         """Set an attribute; one that only the adapter has is set there."""
         if name in _FIXED:
             raise AttributeError(f"{name} is set when a guard is built: Guard(adapter, {name}={value!r})")
+        if name.startswith("_") and not isinstance(value, nn.Module):
+            object.__setattr__(self, name, value)  # quickly, as every batch does
+            return
         if name in ("every", "familiar"):
             _check(name, value)
         known = name.startswith("_") or name in vars(self) or name in self._modules or hasattr(type(self), name)

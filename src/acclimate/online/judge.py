@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from math import isfinite
 from typing import Any
 
@@ -288,7 +287,7 @@ class Judge:
         return distance(parameters, [*source], omega.to(parameters[0].device) if omega is not None and fits else None)
 
     def _signal(self, **values: float | None) -> None:
-        self.health.signals = replace(self.health.signals, batch=self.health.batches, **values)
+        self.health.signals = Signals(**{**vars(self.health.signals), "batch": self.health.batches, **values})
 
     # State ------------------------------------------------------------------------------------------------------------
 
