@@ -256,6 +256,7 @@ def test_small_batches_of_another_size_are_gathered_anew() -> None:
 
 
 def test_images_of_a_size_that_cannot_be_compared_are_not_familiar() -> None:
+    torch.manual_seed(0)
     novelty = Novelty(torch.rand(64, 3, 16, 16))
     assert novelty(torch.rand(32, 3, 4, 4)).isnan()
     assert Novelty(torch.rand(32, 3, 8, 8, 8))(torch.rand(32, 3, 8, 8, 8)) < 4, "video"

@@ -51,7 +51,7 @@ def repeated(x: Tensor) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=x.device)
     images = x.flatten(1)
     if not x.is_cuda:  # where it need not wait for a device, the host compares a few pixels first
-        some = images[:, :: max(1, images.shape[1] // 32)]
+        some = images[:, :: images.shape[1] // 32 + 1]  # not one column of each row
         if not bool((some[1:] == some[:-1]).all(1).any()):
             return torch.zeros((), dtype=torch.float64)
     return (images[1:] == images[:-1]).all(1).double().mean()
