@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
@@ -449,7 +450,7 @@ class Adapter(nn.Module, ABC):
     @property
     def device(self) -> torch.device:
         """The device of the network."""
-        tensor = next(self.model.parameters(), next(self.model.buffers(), None))
+        tensor = next(chain(self.adapted, self.model.parameters(), self.model.buffers()), None)
         return torch.device("cpu") if tensor is None else tensor.device
 
     @property
