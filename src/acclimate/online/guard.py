@@ -417,7 +417,7 @@ class Guard(nn.Module):
         looked = self._look(x) if due and self.adapter.coupled and not self._rests else None
         learn = health.doing == "learning" and self._statistics(self._size) is None and not self._rests
         before = self.adapter.state.copy(light=True) if due and learn else None
-        logits = self._learn(x) if learn else self._hold(x)
+        logits = self._learn(x, due=due) if learn else self._hold(x, due=due)
         if due and (checked := self._to_check(x, logits)) is not None and self._compare(x, checked, looked, before):
             logits = self._hold(x)
         if due and not self._judge.window:  # otherwise small batches are still being collected
@@ -445,10 +445,13 @@ class Guard(nn.Module):
         passed = (self._clock - since) // ENOUGH
         return 1 + ENOUGH * (min(max(_FIRST, passed // _GROWTH), self.every) - 1)
 
-    def _learn(self, x: Tensor) -> Tensor:
+    def _learn(self, x: Tensor, *, due: bool) -> Tensor:
         logits: Tensor = self.adapter(x)
         step, self._last = self.adapter.last, None
-        self._add(logits, step.kept.double().mean() if step.kept is not None else 1.0 * step.taken, step.dropped)
+        self._dense = logits.dim() > 2
+        self._judge.count_dropped(step.dropped)
+        if due:
+            self._judge.add(logits, step.kept.double().mean() if step.kept is not None else 1.0 * step.taken)
         return logits
 
     def _leave(self, x: Tensor, logits: Tensor) -> Tensor:
@@ -465,12 +468,14 @@ class Guard(nn.Module):
         self._health.familiar += self._size if self._known else 0
         self._health.worse += 0 if self._known else self._size
 
-    def _hold(self, x: Tensor) -> Tensor:
+    def _hold(self, x: Tensor, *, due: bool = False) -> Tensor:
         """Predict without learning."""
         logits = self._predict(x, self._judge.share, leave=self._rests)
         self._last = Step(len(x), logits=logits, forwards=len(x))
         self.adapter.passes.add(self._last, self.world)
-        self._add(logits, None, 0)
+        self._dense = logits.dim() > 2
+        if due:
+            self._judge.add(logits, None)
         return logits
 
     def _predict(self, x: Tensor, share: Share, statistics: Statistics | None = None, *, leave: bool) -> Tensor:
@@ -492,10 +497,6 @@ class Guard(nn.Module):
         if self.probe is None or not (self.adapter.coupled or self.probe.forgotten):
             return False
         return self._known if novelty is None else bool(novelty < self.familiar)
-
-    def _add(self, logits: Tensor, kept: float | Tensor | None, dropped: int | Tensor) -> None:
-        self._dense = logits.dim() > 2
-        self._judge.add(logits, kept, dropped)
 
     def _statistics(self, size: int) -> Statistics | None:
         """Return other statistics than the method's, where those of the batch cannot be trusted."""

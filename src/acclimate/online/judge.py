@@ -66,7 +66,7 @@ class Judge:
         self.health = Health(doing="frozen" if self.adapter.frozen else "learning", probed=self.probe is not None)
         self.window: dict[str, Tensor] = {}
         self.totals = torch.zeros(3, dtype=torch.float64, device=self.adapter.device)  # kept, entropy, drops
-        self.samples = self.taught = 0  # since the last check, and how many of them the method could learn from
+        self.samples = self.taught = 0  # of the batches of a check, and how many of them the method could learn from
         self.streaks = [0] * len(self.policies)
         self.trial: Trial | None = None
         """The last one of the current batch."""
@@ -126,8 +126,12 @@ class Judge:
 
     # Measurements -----------------------------------------------------------------------------------------------------
 
-    def add(self, logits: Tensor, kept: float | Tensor | None, dropped: int | Tensor) -> None:
-        """Add up what the next check reads. `kept` is None if the method could not learn."""
+    def count_dropped(self, dropped: int | Tensor) -> None:
+        """Count the dropped steps that the next check reads."""
+        self.totals[2].add_(dropped)
+
+    def add(self, logits: Tensor, kept: float | Tensor | None) -> None:
+        """Add up what the check of this batch reads. `kept` is None if the method could not learn."""
         n, own = len(logits), torch.zeros_like(self.totals)
         self.samples += self.share.total
         self.taught += 0 if kept is None else self.share.total
@@ -136,7 +140,6 @@ class Judge:
             for total, mean in zip(own[:2].unbind(), means, strict=True):
                 total.add_(n * mean)  # without a copy from the host
         self.totals += self.world.sum(own)
-        self.totals[2].add_(dropped)
 
     def see(self, x: Tensor, *, novelty: bool = False) -> None:
         """Read what the images of a batch show by themselves: whether they are all the same, and if asked, new."""

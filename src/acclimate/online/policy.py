@@ -42,9 +42,9 @@ class Signals:
     batch: int = 0
     """When it was measured."""
     kept: float | None = None
-    """The share of samples learned from, since the last check."""
+    """The share of samples learned from, of the batches that were checked."""
     entropy: float | None = None
-    """The mean entropy of the predictions in nats, since the last check."""
+    """The mean entropy of the predictions in nats, of the batches that were checked."""
     diversity: float | None = None
     """The entropy of the mean prediction, as a share of the largest possible."""
     collapse: float | None = None
