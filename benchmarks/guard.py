@@ -104,10 +104,10 @@ def streams(cifar10: Path | None, network: str | None) -> list[tuple[str, str, d
     return [(f"cifar10:{cifar10}", f"cifar10-{kind}", {"preset": f"cifar-{kind}", **usual}) for kind in kinds]
 
 
-def steps(data: str, model: str, method: str, count: int = 99) -> dict[str, Any]:
+def steps(data: str, model: str, method: str, count: int = 66, builds: int = 3) -> dict[str, Any]:
     """Return milliseconds per step without a guard, with one that does not check, and with one that always does.
 
-    They take turns, each as often first.
+    They take turns, each as often first. They are built anew a few times, since where they lie in memory matters.
     """
     suite = open_suite(data, load_network(model, "cpu").preprocess)
     parts = (suite.clean(), 512), (suite.part("jpeg_compression", 3), 64)  # the guard knows clean images, and rests
@@ -120,16 +120,17 @@ def steps(data: str, model: str, method: str, count: int = 99) -> dict[str, Any]
     def build() -> Adapter:
         return make(load_network(model, "cpu").model, source=images[:128], lr=1e-6)
 
-    rare, always = Guard(build(), probe=images, every=10**6), Guard(build(), probe=images, every=1)
-    rare._next = 10**9  # also none at the start
-    each: dict[str, Callable[[Tensor], Tensor]] = {"bare": build(), "idle": rare, "checked": always}
-    taken: dict[str, list[float]] = {name: [] for name in each}
-    for turn in range(count + 2):
-        for name in (*each, *each)[turn % len(each) :][: len(each)]:
-            start = time.perf_counter()
-            each[name](x)
-            if turn > 1:
-                taken[name].append(1e3 * (time.perf_counter() - start))
+    taken: dict[str, list[float]] = {"bare": [], "idle": [], "checked": []}
+    for _ in range(builds):
+        rare, always = Guard(build(), probe=images, every=10**6), Guard(build(), probe=images, every=1)
+        rare._next = 10**9  # also none at the start
+        each: dict[str, Callable[[Tensor], Tensor]] = {"bare": build(), "idle": rare, "checked": always}
+        for turn in range(count + 2):
+            for name in (*each, *each)[turn % len(each) :][: len(each)]:
+                start = time.perf_counter()
+                each[name](x)
+                if turn > 1:
+                    taken[name].append(1e3 * (time.perf_counter() - start))
     medians = {name: statistics.median(values) for name, values in taken.items()}
     idle = medians["idle"] / medians["bare"] - 1
     check = (medians["checked"] - medians["idle"]) / medians["bare"]
