@@ -378,9 +378,8 @@ def test_an_answer_waits_for_the_learning_before(slow: Slow) -> None:
 
 
 def test_answers_are_measured_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        sys, "argv", ["answers", "--device", "cpu", "--repeats", "4", "--batches", "2", "--out", str(tmp_path)]
-    )
+    argv = ["answers", "--device", "cpu", "--repeats", "4", "--networks", "small ResNet", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [*argv, "--batches", "1", "2"])
     answers.main()
     rows = json.loads((tmp_path / "answers_cpu.json").read_text())["rows"]
     assert [row["method"] for row in rows] == ["inference", "EATA", "EATA-C"] * 2
