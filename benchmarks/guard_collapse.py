@@ -1,7 +1,7 @@
 """Methods that collapse on CIFAR-10, without and with a guard: `python -m benchmarks.guard_collapse FOLDER`
 
 The ViT, fifteen corruptions at severity 5 in a row: Tent with our settings for ten classes; Tent and ETA at 20 times
-their rates. TEA would take an hour on a CPU. FOLDER is what `python -m training.cifar10 unpack` wrote. Writes
+their rates. TEA takes too long on a CPU. FOLDER is what `python -m training.cifar10 unpack` wrote. Writes
 `guard_collapse_cpu.json`.
 """
 

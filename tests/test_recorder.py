@@ -647,7 +647,7 @@ def test_a_step_that_learns_aside_is_the_live_one(name: str, family: str, monkey
     for number, x in enumerate(xs):
         if number == 6:
             before = state(ours)
-            with suppress(ValueError):  # where the host counts, it is told at once
+            with suppress(ValueError):  # where the host counts, it raises at once
                 call(ours, step, torch.full_like(x, torch.nan))
             assert unchanged(before, state(ours))
         torch.testing.assert_close(call(ours, step, x), theirs(x), rtol=1e-9, atol=1e-9)
