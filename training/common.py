@@ -1,16 +1,23 @@
-"""What the training scripts share: arrays of images, the learning rate, recorded steps, accuracy."""
+"""What the training scripts share: arrays of images, the learning rate, recorded steps, accuracy, the log."""
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-__all__ = ["accuracy", "load", "one_cycle", "recorded"]
+from acclimate.bench.provenance import origin
+from acclimate.files import rounded, write_text
+
+__all__ = ["accuracy", "load", "one_cycle", "recorded", "write_log"]
 
 
 def load(folder: Path, images: str, labels: str, device: str) -> tuple[Tensor, Tensor]:
@@ -50,3 +57,10 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
     model.eval()
     batches = zip(x.split(1000), y.split(1000), strict=True)
     return float(torch.cat([(model(x.float() / 255).argmax(1) == y).float() for x, y in batches]).mean())
+
+
+def write_log(file: Path, module: str, device: str, **content: Any) -> None:
+    """Write how a network was trained: the command, where, and whatever else."""
+    command = shlex.join(["python", "-m", f"training.{module}", *sys.argv[1:]])
+    content = {"command": command, "origin": origin(torch.device(device)), **content}
+    write_text(file, json.dumps(rounded(content, 4), indent=1) + "\n")

@@ -14,10 +14,7 @@ MB each, beside a log of the training.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import shlex
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -31,10 +28,8 @@ from torch import Generator, Tensor, nn
 
 from acclimate.bench.networks import load_network
 from acclimate.bench.own_networks import NETWORKS
-from acclimate.bench.provenance import origin
-from acclimate.files import rounded, write_text
 
-from .common import accuracy, load, one_cycle, recorded
+from .common import accuracy, load, one_cycle, recorded, write_log
 
 WEIGHTS = Path(__file__).parents[1] / "weights"
 HELD_OUT = 475
@@ -309,20 +304,20 @@ class Training:
         rest = {key: t.cpu() for key, t in self.model.state_dict().items() if key not in halves}
         save_file({**halves, **rest}, self.out / f"tiny_imagenet_{self.name}.safetensors")
         result = self._accuracy("clean", "labels", half=True)
-        content = {
-            "command": shlex.join(["python", "-m", "training.tiny_imagenet", *sys.argv[1:]]),
-            "origin": origin(torch.device(self.device)),
-            "network": f"tiny-imagenet-{self.name}",
-            "teacher": TEACHERS.get(self.name),
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-            "images": len(self.x),
-            "epochs": self.epochs,
-            "seed": self.seed,
-            "seconds": round(self.seconds),
-            "accuracy": result,
-            "log": self.log,
-        }
-        write_text(self.out / f"tiny_imagenet_{self.name}.json", json.dumps(rounded(content, 4), indent=1) + "\n")
+        write_log(
+            self.out / f"tiny_imagenet_{self.name}.json",
+            "tiny_imagenet",
+            self.device,
+            network=f"tiny-imagenet-{self.name}",
+            teacher=TEACHERS.get(self.name),
+            parameters=sum(p.numel() for p in self.model.parameters()),
+            images=len(self.x),
+            epochs=self.epochs,
+            seed=self.seed,
+            seconds=round(self.seconds),
+            accuracy=result,
+            log=self.log,
+        )
         print(f"{self.name}: {100 * result:.2f} % of the validation images, with weights in half precision")
         return result
 
