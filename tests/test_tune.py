@@ -40,6 +40,8 @@ def trial(accuracy: float, ece: float = 10.0, forgotten: float = 0.0) -> Trial:
         ([trial(50), trial(52), trial(51)], 1),
         ([trial(52.0, ece=12), trial(51.95, ece=9), trial(51.5, ece=1)], 1),  # equal within 0.1 points
         ([trial(50), trial(60, forgotten=1.1)], 0),
+        ([trial(50), trial(60, forgotten=100 * (0.74 - 0.73))], 1),  # one point, and a rounding error
+        ([trial(60.1, ece=12), trial(60.0, ece=9)], 1),  # 0.1 points, and a rounding error
         ([trial(50, forgotten=3), trial(60, forgotten=9)], 0),  # all forget: the one that forgets least
     ],
 )

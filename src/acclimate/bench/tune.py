@@ -53,6 +53,8 @@ SEED = 1000
 """Evaluations use small seeds, so streams for tuning are other streams."""
 MOST_FORGOTTEN = 1.0
 """Points of clean accuracy that a setting may cost."""
+ROUNDING = 1e-6
+"""A difference of two scores that is none."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,11 @@ def choose(trials: Sequence[Trial], *, most_forgotten: float = MOST_FORGOTTEN, e
     >>> choose([low, high, collapsed]).settings
     {'lr': 1}
     """
-    kept = [trial for trial in trials if trial.forgotten <= most_forgotten]
+    kept = [trial for trial in trials if trial.forgotten <= most_forgotten + ROUNDING]
     if not kept:
         return min(trials, key=lambda trial: trial.forgotten)
     best = max(trial.accuracy for trial in kept)
-    return min((trial for trial in kept if trial.accuracy >= best - equal), key=lambda trial: trial.ece)
+    return min((trial for trial in kept if trial.accuracy >= best - equal - ROUNDING), key=lambda trial: trial.ece)
 
 
 def learning_rate(method: str, preset: str) -> float:
