@@ -409,6 +409,10 @@ def test_timm_networks_from_a_file(tmp_path: Path) -> None:
         load_network(f"timm:test_resnet={tmp_path / 'no.pt'}")
     with pytest.raises(NetworkError, match="timm has no network 'magic'"):
         load_network("timm:magic")
+    next(buffer for name, buffer in net.named_buffers() if name.endswith("running_var"))[0] = 8e4
+    save_file({name: t.half() for name, t in net.state_dict().items()}, tmp_path / "half.safetensors")
+    with pytest.raises(NetworkError, match=r"infinity in .*running_var.*half precision"):
+        load_network(f"timm:test_resnet={tmp_path / 'half.safetensors'}")
 
 
 def test_torchvision_networks_from_a_file(tmp_path: Path) -> None:

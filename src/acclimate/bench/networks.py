@@ -245,7 +245,19 @@ def load_network(spec: str, device: torch.device | str = "cpu") -> Loaded:
     else:
         raise NetworkError(_unknown(spec))
     loaded.model.to(device).eval()
+    _check_finite(spec, loaded.model)
     return loaded
+
+
+def _check_finite(spec: str, model: nn.Module) -> None:
+    """Refuse weights and statistics with NaN or infinity. Other buffers, such as masks, may have them."""
+    statistics = ((n, b) for n, b in model.named_buffers() if n.endswith(("running_mean", "running_var")))
+    bad = [name for name, tensor in (*model.named_parameters(), *statistics) if not bool(tensor.isfinite().all())]
+    if bad:
+        raise NetworkError(
+            f"{spec} has NaN or infinity in {', '.join(bad[:3])}{' and more' * (len(bad) > 3)}: a training that "
+            "diverged, or weights stored in half precision, which ends at 65504"
+        )
 
 
 def _unknown(spec: str) -> str:
