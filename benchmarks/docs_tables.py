@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
+from statistics import mean
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -60,6 +61,7 @@ IMAGES = ROOT / "docs" / "images"
 RECIPE_FILES = RESULTS / "paper"
 IMAGENET = RESULTS / "imagenet-5k"
 IMAGENET_BF16 = RESULTS / "imagenet-5k-bf16"
+TINY = RESULTS / "tiny-imagenet"
 SEVERE = RESULTS / "tiny-imagenet-severe"
 CPU = RESULTS / "cifar10-cpu"
 DIGITS = RESULTS / "digits"
@@ -169,16 +171,25 @@ def _published(row: PaperRow | None) -> list[str]:
 
 
 def brief() -> Table:
-    """Return accuracy, ECE and the share of samples that methods learn from, on ImageNet, lifelong."""
+    """Return accuracy and ECE of methods that ran on all images, lifelong, and the share they learn from."""
+    tiny = [by_method(TINY / "lifelong.json", network) for network in NETWORKS]
     rows = []
     for (method, images), results in by_method(IMAGENET / "lifelong.json", "resnet").items():
         learned = sum(result.backward_passes() or 0 for result in results)
         seen = sum(domain.images for result in results for domain in result.domains)
-        counted = method not in ("Source", "BNAdapt", "SAR")  # SAR has two passes per sample
+        counted = method not in ("Source", "BNAdapt", "SAR", "ROID")  # the last two pass a sample twice
         share = f"{100 * learned / seen:.0f} %" if counted else "–"
-        if images is None:
-            rows.append([method, *_scores(results), share])
-    return ["method", "accuracy", "ECE", "samples learned from"], rows
+        others = [_means(next((own[key] for key in own if key[0] == method), [])) for own in tiny]
+        if images is None and method != "RDumb":
+            rows.append([method, *_means(results), share, *(cell for cells in others for cell in cells)])
+    names = ("ImageNet, ResNet-50: accuracy", "ECE", "learns from", "Tiny, ResNet: accuracy", "ECE")
+    return ["method", *names, "Tiny, ViT: accuracy", "ECE"], rows
+
+
+def _means(results: Sequence[Result]) -> list[str]:
+    if not results:
+        return ["–", "–"]
+    return [f"{100 * mean(getattr(result, score) for result in results):.1f}" for score in ("accuracy", "ece")]
 
 
 def engines() -> Table:
@@ -191,32 +202,36 @@ def engines() -> Table:
     return ["method", "eager, TF32: Acc.", "ECE", "compiled, bfloat16: Acc.", "ECE", "seeds"], rows
 
 
-def summary(scenario: str) -> Table:
-    """Return accuracy and ECE of the methods that ran on all images on both networks, but for ETA, ETA-C and TEA."""
-    shown = ("Source", "BNAdapt", "Tent", "CoTTA", "SAR", "ROID", "RDumb", "EATA", "EATAC")
-    found = [by_method(RECIPE_FILES / f"{scenario}.json", network) for network in NETWORKS]
+_CIFAR10 = ("Source", "BNAdapt", "Tent", "CoTTA", "SAR", "ROID", "RDumb", "EATA", "EATAC")
+"""Methods that ran on all images, but for ETA, ETA-C and TEA."""
+
+
+def summary(scenario: str, shown: Sequence[str] = _CIFAR10, folder: Path = RECIPE_FILES) -> Table:
+    """Return accuracy and ECE of some methods on both networks, of those that ran on the most images."""
+    found = [by_method(folder / f"{scenario}.json", network) for network in NETWORKS]
+    images = next(iter(found[0]))[1]
     none = ["–", "–"]
     rows = [
-        [method, *(cell for own in found for cell in (_scores(own[method, None]) if (method, None) in own else none))]
-        for method in shown
+        [name, *(cell for own in found for cell in (_scores(own[name, images]) if (name, images) in own else none))]
+        for name in shown
     ]
     return ["method", "ResNet: accuracy", "ECE", "ViT: accuracy", "ECE"], rows
 
 
-def on_cpu(name: str) -> str:
-    """Return a recipe's tables on CIFAR-10's two networks, one below the other."""
+def on_both(name: str, folder: Path = CPU) -> str:
+    """Return a recipe's tables on two networks, one below the other."""
     rows, cases, header = [], [], [""]
     for network in NETWORKS:
-        own = numbers(CPU / network / f"{name}.json").cases
+        own = numbers(folder / network / f"{name}.json").cases
         header, found = RECIPES[name].show(own).tables[""]
         rows += [[network, *row] for row in found]
         cases += own
     return noted((["", *header], rows), cases)
 
 
-def held_out() -> str:
-    """Return accuracy and ECE on held-out images before and after the adaptation, on CIFAR-10's two networks."""
-    files = [numbers(CPU / network / "held-out.json") for network in NETWORKS]
+def held_out(folder: Path = CPU) -> str:
+    """Return accuracy and ECE on held-out images before and after the adaptation, on two networks."""
+    files = [numbers(folder / network / "held-out.json") for network in NETWORKS]
     rows = []
     for case in (case for file in files for case in file.cases):
         measured = [result.measured or {} for result in case.results]
@@ -253,6 +268,18 @@ def tuned(network: str, settings_file: Path, folder: Path) -> Table:
     return ["method", "preset: lr", "Acc.", "ECE", "tuned: lr", "Acc.", "ECE"], rows
 
 
+def first_domains() -> Table:
+    """Return what methods have with tuned rates on ImageNet's first twelve corruptions, where ROID was cut off."""
+    unfinished = Result.from_dict(json.loads((IMAGENET_BF16 / "tuned" / "roid-unfinished.json").read_text()))
+    count = len(unfinished.domains)
+    found = [result for (result,) in by_method(IMAGENET_BF16 / "tuned" / "lifelong.json", "resnet").values()]
+    rows = []
+    for result in (*found, unfinished):
+        scores = [100 * sum(getattr(d, score) for d in result.domains[:count]) / count for score in ("accuracy", "ece")]
+        rows.append([result.method, *(f"{score:.1f}" for score in scores)])
+    return ["method", f"first {count} corruptions: Acc.", "ECE"], rows
+
+
 def camvid() -> Table:
     """Return mIoU and ECE of each method on CamVid in adverse weather, and of BN Adapt with its former prior."""
     return paper_table(read_results([RESULTS / "camvid", RESULTS / "camvid" / "prior-64"]))
@@ -272,12 +299,19 @@ TABLES: dict[str, Callable[[], Table | str]] = {
         f"imagenet-{name}": partial(recipe, name, folder=IMAGENET)
         for name in ("indicator", "held-out", "components", "directions", "calibration", "uncertain")
     },
-    **{f"cpu-{name}": partial(on_cpu, name) for name in ("indicator", "held-out")},
+    **{f"cpu-{name}": partial(on_both, name) for name in ("indicator", "held-out")},
     **{f"cpu-{name}": partial(recipe, name, folder=CPU / "vit") for name in ("stability", "forgetting", "tune")},
     "cpu-held-out-ends": held_out,
     "cpu-components": partial(side_by_side, "components"),
     "cpu-lifelong": partial(tuned, "vit", CPU / "settings-vit.json", CPU / "vit"),
     **{f"tiny-severe-{net}": partial(tuned, net, SEVERE / f"settings-{net}.json", SEVERE) for net in NETWORKS},
+    **{f"tiny-{net}": partial(tuned, net, TINY / f"settings-{net}.json", TINY) for net in NETWORKS},
+    "tiny-single-domain": partial(summary, "single-domain", [m for m in _CIFAR10 if m not in ("CoTTA", "RDumb")], TINY),
+    "tiny-held-out": partial(on_both, "held-out", TINY),
+    "tiny-held-out-ends": partial(held_out, TINY),
+    "tiny-indicator": partial(on_both, "indicator", TINY),
+    "imagenet-tuned": partial(tuned, "resnet", IMAGENET_BF16 / "settings-resnet.json", IMAGENET_BF16),
+    "imagenet-tuned-first": first_domains,
     "imagenet-engines": engines,
     "summary-single-domain": partial(summary, "single-domain"),
     "speed": partial(measured, steps.speed, "steps", "h200"),
