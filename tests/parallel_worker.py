@@ -46,9 +46,19 @@ MORE: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Other settings, by what is special about them."""
 
 
+OF_THREE = [
+    *[row for row in ROWS if row[0] in ("tent", "dat", "eata-c")],
+    *[(name, "bn") for name in ("source", "bn-adapt", "memo", "sar", "tea", "eta", "eata")],
+    *[(name, "ln") for name in ("roid", "rdumb", "eta-c")],
+    ("cotta", "seg"),
+]
+"""What three ranks run: every method, and some on every kind of network."""
+
+
 def settings(size: int) -> list[tuple[str, str, str, dict[str, Any]]]:
     """What this many ranks run: title, method, network, arguments."""
-    plain = [(f"{name}, {family}", name, family, dict[str, Any]()) for name, family in ROWS]
+    rows = OF_THREE if size == 3 else ROWS
+    plain = [(f"{name}, {family}", name, family, dict[str, Any]()) for name, family in rows]
     return plain + [(title, *rest) for title, rest in MORE.items() if size == 2]
 
 

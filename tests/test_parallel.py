@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,12 @@ def together(ranks: int, *words: str) -> list[tuple[int, str]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of all ranks of all sizes; each size is started once."""
+    """The files of all ranks of all sizes; each size is started once, all at a time: they often wait for a timeout."""
     folder = tmp_path_factory.mktemp("ranks")
-    for size in SIZES:
-        done = together(size, str(HERE / "parallel_worker.py"), str(folder))
-        assert [code for code, _ in done] == [*[0] * (size - 1), 3], done
+    with ThreadPoolExecutor() as pool:
+        started = pool.map(lambda size: together(size, str(HERE / "parallel_worker.py"), str(folder)), SIZES)
+        for size, done in zip(SIZES, started, strict=True):
+            assert [code for code, _ in done] == [*[0] * (size - 1), 3], done
     return folder
 
 

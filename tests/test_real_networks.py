@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ def wrapped(network: str, method: type) -> tuple[Adapter, list[Tensor]]:
     return adapter, [images(6, seed=i, size=64) for i in range(3)]
 
 
+@cache
 def used(network: str) -> nn.Module:
     """The network after a call without us: transformers hangs hooks of its own on some."""
     model = NETWORKS[network]().eval()
