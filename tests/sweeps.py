@@ -11,6 +11,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from acclimate.bench.plan import Job, Plan
 from acclimate.bench.result import Result
 from acclimate.bench.run import Run
@@ -69,13 +71,15 @@ def disturbed(task: tuple[Run, Job, str, Path], report: Report) -> Result:
 
 
 def odd(number: int, report: Report) -> int:
-    """Return a number; 1 fails, 2 fails in a way that cannot be pickled, 3 dies again and again."""
+    """Return a number; 1 fails, 2 fails in a way that cannot be pickled, 3 dies again and again, 5 fills the GPU."""
     if number == 1:
         raise ValueError("one is not welcome")
     if number == 2:
         raise Unpicklable("a", "b")
     if number == 3:
         os.kill(os.getpid(), signal.SIGKILL)
+    if number == 5:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 98.00 MiB. GPU 0 has a total capacity of …")
     report(1, f"number {number}")
     return 10 * number
 

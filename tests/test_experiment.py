@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import re
@@ -10,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import fields
+import weakref
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,23 @@ def test_finished_runs_are_not_repeated(tmp_path: Path) -> None:
     seen = [run.do(job).method for job in run.plan.jobs()]
     assert seen == ["Source", "Tent", "ETA"]
     assert all(path.stat().st_mtime_ns == then for path, then in before.items())
+
+
+def test_a_run_on_a_gpu_leaves_no_adapter_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its recorded steps would keep gigabytes until Python collects, which it does by objects, not by their size."""
+    made, run = list[weakref.ref[Any]](), Run(plan(methods=("tent",)), tmp_path)
+    monkeypatch.setattr(
+        Run, "adapter", lambda run, job, make=Run.adapter: made.append(weakref.ref(a := make(run, job))) or a
+    )
+    gc.disable()
+    try:
+        run.do(next(run.plan.jobs()))
+        assert made[0]() is not None, "it refers to itself"
+        run.plan = replace(run.plan, device="cuda")
+        run.free()
+        assert made[0]() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("method", ["eata", "eata-c", "roid", "cotta", "rdumb", "tea", "memo"])

@@ -37,10 +37,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("workers", [Here(), Processes(2)], ids=["here", "processes"])
 def test_a_job_that_fails_does_not_stop_the_others(workers: Workers) -> None:
     events: list[Event] = []
-    outcomes = {outcome.index: outcome for outcome in workers.map(odd, [0, 1, 2, 4], events.append)}
-    assert {index: outcome.value for index, outcome in outcomes.items()} == {0: 0, 1: None, 2: None, 3: 40}
+    outcomes = {outcome.index: outcome for outcome in workers.map(odd, [0, 1, 2, 4, 5], events.append)}
+    assert {index: outcome.value for index, outcome in outcomes.items()} == {0: 0, 1: None, 2: None, 3: 40, 4: None}
     assert isinstance(outcomes[1].error, ValueError)
     assert "a and b" in str(outcomes[2].error), "also an error that cannot be pickled"
+    assert "--processes" in str(outcomes[4].error), "what to do where the GPU is full"
     assert {(event.index, event.kind, event.note) for event in events} >= {
         (0, "started", ""),
         (3, "progress", "number 4"),

@@ -10,6 +10,7 @@ same numbers, bit for bit.
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -185,8 +186,17 @@ class Run:
         self.world.same("folder of results", f"one where {job.name} is {'' if done else 'not '}done")
         if result is not None and done:
             return result
-        with on_first(self.world, self.folder.writing(job, self.patience)):
-            return self._do(job, on_batch)
+        try:
+            with on_first(self.world, self.folder.writing(job, self.patience)):
+                return self._do(job, on_batch)
+        finally:
+            self.free()
+
+    def free(self) -> None:
+        """Free a GPU of adapters that are gone. Recorded steps refer to themselves, so that only the collector does."""
+        if torch.device(self.plan.device).type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def _do(self, job: Job, on_batch: Callable[[BatchResult, float], None] | None) -> Result:
         with self.world.together():

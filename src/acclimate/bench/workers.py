@@ -17,6 +17,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
+import torch
+
 from ..parts.world import ALONE, World
 
 __all__ = [
@@ -113,7 +115,7 @@ class Here(Workers):
                 if not self.world.agreed(error):
                     raise
                 traceback.clear_frames(error.__traceback__)  # they may hold memory of a GPU
-                outcome = Outcome(index, error=error)
+                outcome = Outcome(index, error=_plain(error))
             yield outcome
 
 
@@ -171,11 +173,21 @@ def carried_out(content: bytes, report: Report) -> bytes:
     except Exception as error:
         trace = traceback.format_exc()
         try:
-            plain = pickle.dumps((None, error, trace))
+            plain = pickle.dumps((None, _plain(error), trace))
             pickle.loads(plain)  # noqa: S301 - some errors cannot be read back
         except Exception:
             return pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}"), trace))
         return plain
+
+
+def _plain(error: Exception) -> Exception:
+    """Say what to do where a GPU is full; torch's own message is about its allocator."""
+    if not isinstance(error, torch.OutOfMemoryError):
+        return error
+    return MemoryError(
+        "the GPU is out of memory: let fewer runs share it (--processes), or use a smaller --batch-size; the same "
+        "command resumes"
+    )
 
 
 def unpacked(index: int, content: bytes) -> Outcome[Any]:

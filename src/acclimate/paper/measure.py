@@ -100,4 +100,6 @@ def _study(study: Measure, run: Run, job: Job, tick: Tick) -> Result:
             run.folder.write(job, adapter, result)
         finally:
             adapter.reset()  # the next job starts from the source network
+            del adapter
+            run.free()
     return result
