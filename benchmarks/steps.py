@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from acclimate import EATA, EATAC, Adapter, BNAdapt, Engine, Selector, Source, Tent
 from acclimate.bench.figures import STYLE
-from acclimate.bench.own_networks import SmallResNet, SmallViT
+from acclimate.bench.own_networks import SmallResNet, SmallViT, cifar10_resnet
 from acclimate.bench.provenance import origin
 from acclimate.bench.tables import Table
 from acclimate.engine import Precision
@@ -414,7 +414,8 @@ def main() -> None:
     precisions = arguments.precisions or (["fp32", "bf16"] if device == "cuda" else ["fp32"])
     file = path("steps", arguments)
     results: dict[str, Any] = json.loads(file.read_text())["networks"] if file.exists() else {}
-    for network, (make, shape) in networks(device).items():
+    larger = {} if device == "cuda" else {"CIFAR-10 ResNet": (cifar10_resnet, (3, 32, 32))}
+    for network, (make, shape) in {**networks(device), **larger}.items():
         if not any(part.lower() in network.lower() for part in arguments.only):
             continue
         found, measured = results.setdefault(network, {}), {"origin": origin(torch.device(device)), "seed": 0}
