@@ -112,8 +112,8 @@ def test_without_the_row_to_compare_with_there_is_no_ratio() -> None:
     assert lines == [["EATA", "", "eager", "1.00", "", "1.00", "", "", "0.0", "0", "", ""]]
 
 
-def test_earlier_results_can_be_read() -> None:
-    content = read("steps_stream", "cpu")
+def test_committed_results_can_be_read() -> None:
+    content = read("steps_stream_vit", "cpu")
     head, lines = steps_stream.costs(content)
     assert len(lines) == len(content["rows"])
     assert head[:2] == ["severity", "batch"]
