@@ -62,6 +62,7 @@ RECIPE_FILES = RESULTS / "paper"
 IMAGENET = RESULTS / "imagenet-5k"
 IMAGENET_BF16 = RESULTS / "imagenet-5k-bf16"
 TINY = RESULTS / "tiny-imagenet"
+TINY_CPU = RESULTS / "tiny-imagenet-cpu"
 SEVERE = RESULTS / "tiny-imagenet-severe"
 CPU = RESULTS / "cifar10-cpu"
 DIGITS = RESULTS / "digits"
@@ -316,6 +317,7 @@ TABLES: dict[str, Callable[[], Table | str]] = {
     "tiny-held-out": partial(on_both, "held-out", TINY),
     "tiny-held-out-ends": partial(held_out, TINY),
     "tiny-indicator": partial(on_both, "indicator", TINY),
+    "tiny-forgetting": partial(recipe, "forgetting", folder=TINY_CPU / "vit"),
     "imagenet-tuned": partial(tuned, "resnet", IMAGENET_BF16 / "settings-resnet.json", IMAGENET_BF16),
     "imagenet-tuned-first": first_domains,
     "imagenet-engines": engines,
