@@ -208,7 +208,7 @@ _CIFAR10 = ("Source", "BNAdapt", "Tent", "CoTTA", "SAR", "ROID", "RDumb", "EATA"
 
 
 def summary(scenario: str, shown: Sequence[str] = _CIFAR10, folder: Path = RECIPE_FILES) -> Table:
-    """Return accuracy and ECE of some methods on both networks, of those that ran on the most images."""
+    """Return accuracy and ECE of some methods on both networks, where they ran on as many images as Source."""
     found = [by_method(folder / f"{scenario}.json", network) for network in NETWORKS]
     images = next(iter(found[0]))[1]
     none = ["–", "–"]
