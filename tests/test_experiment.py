@@ -101,6 +101,28 @@ def test_a_run_on_a_gpu_leaves_no_adapter_behind(tmp_path: Path, monkeypatch: py
         gc.enable()
 
 
+def test_what_a_failed_run_held_is_gone_before_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its error is on its way, the traceback holds the adapter: freeing then is too early."""
+    seen = list[weakref.ref[Any]]()
+
+    def fails(adapter: Any, *_: Any, **__: Any) -> None:
+        assert [ref() for ref in seen] == [None] * len(seen)
+        seen.append(weakref.ref(adapter))
+        raise torch.OutOfMemoryError("the GPU is full")
+
+    monkeypatch.setattr(bench_run, "evaluate", fails)
+    monkeypatch.setattr(Run, "free", lambda _: gc.collect())  # as on a GPU
+    run = Run(plan(methods=("tent",)), tmp_path)
+    gc.disable()
+    try:
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError):
+                run.do(next(run.plan.jobs()))
+    finally:
+        gc.enable()
+    assert len(seen) == 2
+
+
 @pytest.mark.parametrize("method", ["eata", "eata-c", "roid", "cotta", "rdumb", "tea", "memo"])
 def test_an_interrupted_run_ends_with_the_same_numbers(method: str, tmp_path: Path) -> None:
     settings = {

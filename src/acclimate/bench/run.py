@@ -186,6 +186,7 @@ class Run:
         self.world.same("folder of results", f"one where {job.name} is {'' if done else 'not '}done")
         if result is not None and done:
             return result
+        self.free()  # of a run that failed: its error held it
         try:
             with on_first(self.world, self.folder.writing(job, self.patience)):
                 return self._do(job, on_batch)
