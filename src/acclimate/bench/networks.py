@@ -244,8 +244,8 @@ def load_network(spec: str, device: torch.device | str = "cpu") -> Loaded:
         loaded = _file(spec)
     else:
         raise NetworkError(_unknown(spec))
+    _check_finite(spec, loaded.model)  # on the CPU, where each look costs nothing
     loaded.model.to(device).eval()
-    _check_finite(spec, loaded.model)
     return loaded
 
 
