@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -14,6 +15,7 @@ from acclimate import EATA, EATAC, METHODS, Source
 from acclimate.bench.networks import load_network
 from acclimate.bench.own_networks import digits_resnet
 from acclimate.bench.result_folder import read_results
+from acclimate.bench.tune import Trial, choose
 from acclimate.cli import app
 from acclimate.core.settings_file import is_settings_file, read_settings
 from acclimate.data.digits import load_digits
@@ -146,6 +148,35 @@ def test_committed_numbers_are_complete(file: Path) -> None:
     prefix = "imagenet-" if file.parent == docs_tables.IMAGENET else "cpu-" if docs_tables.CPU in file.parents else ""
     shown = {name.removesuffix("-resnet") for name in docs_tables.TABLES}
     assert prefix + file.stem in shown, "no page shows it"
+
+
+TUNED = [
+    *[(folder, network) for folder in (docs_tables.TINY, docs_tables.SEVERE) for network in docs_tables.NETWORKS],
+    (docs_tables.IMAGENET_BF16, "resnet"),
+]
+
+
+@pytest.mark.parametrize(("folder", "network"), TUNED, ids=lambda each: getattr(each, "name", each))
+def test_tuned_results_have_the_rates_that_were_chosen(folder: Path, network: str) -> None:
+    settings = json.loads((folder / f"settings-{network}.json").read_text())["methods"]
+    found = docs_tables.by_method(folder / "tuned" / "lifelong.json", network)
+    judged = [result for results in found.values() for result in results if result.method in settings]
+    assert len({result.method for result in judged}) >= 4
+    for result in judged:
+        assert re.search(rf"\blr={re.escape(str(settings[result.method]['lr']))}[,)]", result.call), result.call
+        assert result.origin["commit"]
+        assert "H200" in str(result.origin["device"])
+
+
+@pytest.mark.parametrize("folder", [docs_tables.TINY, docs_tables.IMAGENET_BF16], ids=lambda folder: folder.name)
+def test_corrected_settings_are_what_the_rule_chooses_from_the_same_trials(folder: Path) -> None:
+    first, corrected = (json.loads((folder / f"settings-resnet{part}.json").read_text()) for part in ("", "-corrected"))
+    assert corrected["trials"] == first["trials"]
+    trials = [Trial(**trial) for trial in first["trials"]]
+    for name, method in METHODS.items():
+        if own := [trial for trial in trials if trial.method == name]:
+            assert corrected["methods"][method.__name__] == choose(own).settings
+    assert corrected["methods"] != first["methods"]
 
 
 @pytest.mark.parametrize("name", ["lifelong", "single-domain"])
